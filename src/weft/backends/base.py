@@ -1,0 +1,59 @@
+"""The `Backend` protocol: the whole of what the engine knows about whatever computes a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.core.plan import StepPlan, StepResult
+
+Progress = Callable[[int, int], None]
+"""Called while weights load with (bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Facts of a loaded model that scheduling and sizing need.
+
+    Attributes:
+        kv_bytes_per_token: bytes that one token's K and V take over all layers.
+        max_context_tokens: longest sequence that the model's positions allow.
+        vocab_size: token ids are 0 to vocab_size - 1 (the width of the logits).
+        eos_token_ids: tokens that end a text, from generation_config.json, else config.json.
+        description: one line for people, such as "Qwen3ForCausalLM, 28 layers, bfloat16".
+    """
+
+    num_layers: int
+    kv_bytes_per_token: int
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    description: str
+
+
+class Backend(Protocol):
+    """Computes steps. Used by one thread at a time.
+
+    Life: construct (cheap, checks settings), `load`, `allocate_kv`, then `forward` as often as wanted, `close`.
+    """
+
+    name: str
+    features: frozenset[str]
+    """Optional abilities by name, such as "prompt_logprobs"."""
+
+    def load(self, progress: Progress | None = None) -> Geometry:
+        """Reads the model. Raises ModelLoadError, naming the file, tensor or architecture at fault."""
+        ...
+
+    def allocate_kv(self, num_slots: int) -> None:
+        """Makes the KV pool: slots 0 to num_slots - 1, one token's K and V over all layers each."""
+        ...
+
+    def forward(self, plan: StepPlan) -> StepResult:
+        """Computes one step. Errors of single rows come back in the result; an exception fails the whole step."""
+        ...
+
+    def close(self) -> None:
+        """Gives memory and threads back. May be called twice."""
+        ...

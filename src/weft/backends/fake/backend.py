@@ -1,0 +1,136 @@
+"""`FakeBackend`: its "KV" of a token is a number made of token and position, and the next token is a hash of them all.
+
+A row reads every slot of its page table, so one wrong, stale or missing slot anywhere changes the text: what the real
+attention would do, at a millionth of the cost.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from weft.backends.base import Geometry, Progress
+from weft.core.errors import SettingsError
+from weft.core.plan import Int32s, SamplingRow, StepPlan, StepResult, TokenLogprobs, UInt64s
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+FAULTS = ("raise_on_token", "nan_on_token", "exit_on_token", "hang_on_token")
+
+
+def mix(values: UInt64s) -> UInt64s:
+    """splitmix64's finisher (Steele, Lea and Flood, 2014), element by element."""
+    with np.errstate(over="ignore"):
+        z = values * _GOLDEN + _GOLDEN
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def kv_values(tokens: Int32s, positions: Int32s) -> UInt64s:
+    """uint64 [T], what the fake stores for each token at its position."""
+    return mix((positions.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint64))
+
+
+def next_token(history: UInt64s, vocab: int, *, seed: int = 0, index: int = 0, banned: tuple[int, ...] = ()) -> int:
+    """The token that follows stored values `history` (uint64 [n], all of the sequence)."""
+    total = np.add.reduce(history, dtype=np.uint64)
+    salt = mix(np.array([seed, index], dtype=np.uint64))
+    with np.errstate(over="ignore"):
+        state = mix(np.array([total ^ salt[0] ^ (salt[1] >> np.uint64(1))], dtype=np.uint64))
+    while True:
+        token = int(state[0] % np.uint64(vocab))
+        if token not in banned:
+            return token
+        state = mix(state)
+
+
+class FakeBackend:
+    """See the module's docstring.
+
+    Args:
+        vocab_size: tokens are 0 to vocab_size - 1.
+        max_context_tokens: longest sequence.
+        eos_token_ids: reported in the geometry; they come up by chance, once in `vocab_size` tokens each.
+        tokens_per_s: new tokens computed a second; None: no waiting.
+        faults: any of `FAULTS` -> token id: a row that computes this token fails the step, fails alone, kills the
+            process, or hangs the step.
+        sleep: how to let time pass; a virtual clock's `advance` in tests.
+    """
+
+    name = "fake"
+    features = frozenset({"logprobs", "prompt_logprobs"})
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 32000,
+        max_context_tokens: int = 131072,
+        eos_token_ids: tuple[int, ...] = (),
+        tokens_per_s: float | None = None,
+        faults: Mapping[str, Any] | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._vocab = vocab_size
+        self._geometry = Geometry(1, 8, max_context_tokens, vocab_size, eos_token_ids, "fake model")
+        self._tokens_per_s = tokens_per_s
+        self._faults = dict(faults or {})
+        for name in self._faults:
+            if name not in FAULTS:
+                raise SettingsError(f"backend.fake.faults: unknown fault {name!r} (allowed: {', '.join(FAULTS)})")
+        self._sleep = sleep
+        self._kv: UInt64s = np.empty(0, dtype=np.uint64)
+
+    def load(self, progress: Progress | None = None) -> Geometry:
+        return self._geometry
+
+    def allocate_kv(self, num_slots: int) -> None:
+        self._kv = np.zeros(num_slots, dtype=np.uint64)
+
+    def forward(self, plan: StepPlan) -> StepResult:
+        if self._tokens_per_s:
+            self._sleep(plan.num_tokens / self._tokens_per_s)
+        self._kv[plan.slots] = kv_values(plan.token_ids, plan.positions)
+        tokens = np.full(plan.num_rows, -1, dtype=np.int32)
+        result = StepResult(tokens, errors=self._provoked_errors(plan))
+        for sampling in plan.sampling:
+            tokens[sampling.row] = self._sample(plan, sampling)
+            if sampling.params.logprobs is not None:
+                result.logprobs[sampling.row] = self._logprob(int(tokens[sampling.row]), sampling.params.logprobs)
+        for row, wanted in plan.prompt_logprobs.items():
+            result.prompt_logprobs[row] = [self._logprob(int(t), wanted.top_k) for t in wanted.targets]
+        return result
+
+    def close(self) -> None:
+        self._kv = np.empty(0, dtype=np.uint64)
+
+    def _sample(self, plan: StepPlan, sampling: SamplingRow) -> int:
+        history = self._kv[plan.page_table[sampling.row, : plan.seq_lens[sampling.row]]]
+        if sampling.params.greedy:
+            return next_token(history, self._vocab, banned=sampling.banned)
+        return next_token(history, self._vocab, seed=sampling.seed, index=sampling.output_index, banned=sampling.banned)
+
+    def _logprob(self, token: int, top_k: int) -> TokenLogprobs:
+        """Made up, but the same every time: the chosen token is the likeliest, its neighbours follow."""
+        ids = tuple((token + i) % self._vocab for i in range(top_k))
+        return TokenLogprobs(token, -0.5, ids, tuple(-0.5 - i for i in range(top_k)))
+
+    def _provoked_errors(self, plan: StepPlan) -> dict[int, str]:
+        errors: dict[int, str] = {}
+        for fault, token in self._faults.items():
+            hits = np.flatnonzero(plan.token_ids == token)
+            if not len(hits):
+                continue
+            if fault == "raise_on_token":
+                raise RuntimeError(f"fault: token {token} fails the step")
+            if fault == "exit_on_token":
+                os._exit(9)
+            if fault == "hang_on_token":
+                self._sleep(3600.0)
+            if fault == "nan_on_token":
+                rows = np.repeat(np.arange(plan.num_rows), plan.extend_lens)[hits]
+                errors.update({int(row): "the logits are not finite" for row in rows})
+        return errors

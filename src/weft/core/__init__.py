@@ -1,0 +1,1 @@
+"""Floor 1: requests, sampling parameters, plans, errors, clock. Standard library and numpy only."""

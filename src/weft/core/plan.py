@@ -1,0 +1,129 @@
+"""What the scheduler asks of a backend for one step, and what comes back.
+
+A plan is a set of facts: it copies what it needs from live state, so that nothing that happens to a request while its
+step is in flight can change what the step computes or how its result is read.
+
+Shapes: R rows (one per request in this step), T new tokens over all rows, E emitting rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.sampling import SamplingParams
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+StepMode = Literal["extend", "decode", "mixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """How one emitting row chooses its token.
+
+    Attributes:
+        row: index into the plan's rows.
+        params: the request's parameters.
+        seed: the request's own 64-bit seed, always set.
+        output_index: 0 for the first generated token; with `seed` it fixes the draw.
+        banned: token ids that cannot be chosen now (end tokens before `min_tokens`).
+        prompt_ids, output_ids: tokens so far, filled only where penalties need them (int32).
+    """
+
+    row: int
+    params: SamplingParams
+    seed: int
+    output_index: int
+    banned: tuple[int, ...] = ()
+    prompt_ids: Int32s | None = None
+    output_ids: Int32s | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsRow:
+    """Wanted log probabilities of prompt tokens in one row.
+
+    Attributes:
+        top_k: how many of the likeliest tokens go with each.
+        targets: int32 [m], the prompt tokens that follow the row's first m new tokens (m is the row's `extend_lens`, or
+            one less in the chunk that ends the prompt).
+    """
+
+    top_k: int
+    targets: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step of the engine.
+
+    Attributes:
+        step: number of the step, from 0.
+        mode: "extend" (prompt tokens), "decode" (one token a row) or "mixed".
+        request_ids: int64 [R].
+        table_rows: int32 [R], each request's row in the `ReqToTokenPool`.
+        extend_lens: int32 [R], new tokens of each row (1 in decode).
+        seq_lens: int32 [R], tokens of each row after this step; the row's new tokens are its last `extend_lens`.
+        token_ids, positions, slots: int32 [T], rows one after another; `slots` is where each token's K and V go.
+        page_table: int32 [R, max(seq_lens)], slot of every position, this step's included; zero beyond a row's length.
+        emits: bool [R], whether the row's last token yields a new one (false for all but the last prompt chunk).
+        sampling: one entry per emitting row, in row order.
+        prompt_logprobs: row -> which of its prompt tokens' log probabilities are wanted.
+    """
+
+    step: int
+    mode: StepMode
+    request_ids: Int64s
+    table_rows: Int32s
+    extend_lens: Int32s
+    seq_lens: Int32s
+    token_ids: Int32s
+    positions: Int32s
+    slots: Int32s
+    page_table: Int32s
+    emits: Bools
+    sampling: tuple[SamplingRow, ...]
+    prompt_logprobs: dict[int, PromptLogprobsRow] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability of one token and of the k likeliest ones, best first (natural logarithm)."""
+
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step gave.
+
+    Attributes:
+        tokens: int32 [R], the chosen token of each emitting row, -1 elsewhere.
+        logprobs: row -> log probabilities of its chosen token, where asked for.
+        prompt_logprobs: row -> one entry per target of the plan's `PromptLogprobsRow`.
+        errors: row -> message, for rows that failed alone (say, NaN logits); their request ends, the others go on.
+    """
+
+    tokens: Int32s
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)

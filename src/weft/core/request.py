@@ -1,0 +1,232 @@
+"""`Request`, its states and the only methods that change them.
+
+Invariants: 0 <= cached_len <= device_len <= max_device_len; a terminal state is entered exactly once and never left;
+every edge that DESIGN.md's diagram does not show raises InvariantError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any
+
+import numpy as np
+
+from weft.core.errors import InvariantError, WeftError
+from weft.core.plan import Int32s
+from weft.core.sampling import SamplingParams
+
+
+class RequestState(Enum):
+    """Where a request stands; see the diagram in docs/architecture.md."""
+
+    QUEUED = "queued"
+    PENDING = "pending"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset(
+    (
+        RequestState.COMPLETED,
+        RequestState.TIMEOUT,
+        RequestState.FAILED,
+        RequestState.CANCELLED,
+        RequestState.REJECTED,
+    )
+)
+
+_EDGES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.QUEUED: frozenset(
+        (RequestState.PENDING, RequestState.REJECTED, RequestState.CANCELLED, RequestState.TIMEOUT)
+    ),
+    RequestState.PENDING: frozenset(
+        (RequestState.PROCESSING, RequestState.CANCELLED, RequestState.TIMEOUT, RequestState.FAILED)
+    ),
+    RequestState.PROCESSING: frozenset(
+        (
+            RequestState.COMPLETED,
+            RequestState.TIMEOUT,
+            RequestState.FAILED,
+            RequestState.CANCELLED,
+            RequestState.PENDING,
+        )
+    ),
+}
+
+
+class FinishReason(StrEnum):
+    """Why a completed request stopped, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended: a finish reason when it completed, an error otherwise.
+
+    Attributes:
+        state: the terminal state.
+        finish_reason: set exactly when `state` is COMPLETED.
+        stop_token: the token id that ended the text, if one did; its text is not part of the answer.
+        error: what to tell the client when the request did not complete.
+    """
+
+    state: RequestState
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: WeftError | None = None
+
+
+class Request:
+    """One prompt with its sampling parameters and its place in the cache.
+
+    Args:
+        request_id: unique integer.
+        prompt_ids: int32 [n], n >= 1.
+        params: validated sampling parameters.
+        max_device_len: hard limit on prompt plus generated tokens.
+        seed: 64-bit seed of this request's draws.
+        eos_token_ids: end tokens of the model (ignored with `ignore_eos`).
+        arrival_s: clock time of arrival.
+        priority: lower runs first, where the scheduler heeds it.
+        deadline_s: clock time past which the client does not want an answer any more.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_ids: Int32s,
+        params: SamplingParams,
+        *,
+        max_device_len: int,
+        seed: int,
+        eos_token_ids: tuple[int, ...] = (),
+        arrival_s: float = 0.0,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> None:
+        input_len = len(prompt_ids)
+        if not 1 <= input_len < max_device_len:
+            raise InvariantError(f"request {request_id}: {input_len} prompt tokens, limit {max_device_len}")
+        self.request_id = request_id
+        self.params = params
+        self.seed = seed
+        self.priority = priority
+        self.arrival_s = arrival_s
+        self.deadline_s = deadline_s
+        self.input_len = input_len
+        self.max_device_len = max_device_len
+        self.cached_len = 0
+        self.device_len = input_len
+        # Grown by doubling: a limit of 100k tokens must not cost 400 kB for a request that says ten words.
+        self._tokens = np.empty(min(max_device_len, input_len + 64), dtype=np.int32)
+        self._tokens[:input_len] = prompt_ids
+        self.end_tokens = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        )
+        self.state = RequestState.QUEUED
+        self.ending: Ending | None = None
+        # Owned by the KV cache: table row, locked prefix, slots handed out (see kv/prefix_cache.py).
+        self.row: int = -1
+        self.prefix: Any = None
+        self.allocated_len = 0
+        # Facts for `usage`, /stats and logs.
+        self.reused_tokens = 0
+        self.chunks = 0
+        self.in_flight = False
+        self.admitted_s: float | None = None
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finished_s: float | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.state.value}, cached {self.cached_len} of {self.device_len},"
+            f" limit {self.max_device_len})"
+        )
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens whose KV the next step must compute."""
+        return self.device_len - self.cached_len
+
+    @property
+    def output_len(self) -> int:
+        return self.device_len - self.input_len
+
+    @property
+    def tokens(self) -> Int32s:
+        """int32 [device_len], prompt and output; a view, valid until the next append."""
+        return self._tokens[: self.device_len]
+
+    @property
+    def prompt_ids(self) -> Int32s:
+        return self._tokens[: self.input_len]
+
+    @property
+    def output_ids(self) -> Int32s:
+        return self._tokens[self.input_len : self.device_len]
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that it may still generate."""
+        return self.max_device_len - self.device_len
+
+    def admit(self, now_s: float) -> None:
+        """QUEUED to PENDING: into the running set."""
+        self._enter(RequestState.PENDING)
+        self.admitted_s = now_s
+
+    def schedule(self, now_s: float) -> None:
+        """PENDING to PROCESSING: into a batch."""
+        self._enter(RequestState.PROCESSING)
+        if self.first_scheduled_s is None:
+            self.first_scheduled_s = now_s
+
+    def finish(self, ending: Ending, now_s: float) -> None:
+        """Enters a terminal state; the one place where a request ends."""
+        if not ending.state.terminal or (ending.finish_reason is not None) != (ending.state is RequestState.COMPLETED):
+            raise InvariantError(f"request {self.request_id}: {ending} is no ending")
+        self._enter(ending.state)
+        self.ending = ending
+        self.finished_s = now_s
+
+    def advance(self, computed: int) -> None:
+        """Records that a step stored the KV of `computed` more tokens."""
+        if computed < 0 or self.cached_len + computed > self.device_len:
+            raise InvariantError(f"{self!r}: cannot advance by {computed}")
+        self.cached_len += computed
+
+    def append(self, token: int) -> Ending | None:
+        """Adds a generated token; says how the request ends by it, if it does.
+
+        An end token counts as generated but is not part of the text. Precedence: end token, then length.
+        """
+        if self.device_len >= self.max_device_len:
+            raise InvariantError(f"{self!r}: append beyond the limit")
+        if self.device_len == len(self._tokens):
+            grown = np.empty(min(self.max_device_len, 2 * len(self._tokens)), dtype=np.int32)
+            grown[: self.device_len] = self._tokens
+            self._tokens = grown
+        self._tokens[self.device_len] = token
+        self.device_len += 1
+        if token in self.end_tokens and self.output_len > self.params.min_tokens:
+            return Ending(RequestState.COMPLETED, FinishReason.STOP, stop_token=token)
+        if self.device_len == self.max_device_len:
+            return Ending(RequestState.COMPLETED, FinishReason.LENGTH)
+        return None
+
+    def _enter(self, state: RequestState) -> None:
+        if state not in _EDGES.get(self.state, frozenset()):
+            raise InvariantError(f"request {self.request_id}: {self.state.value} cannot become {state.value}")
+        self.state = state

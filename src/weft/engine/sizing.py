@@ -1,0 +1,90 @@
+"""Turns the word `auto` into numbers, once the model's geometry is known."""
+
+from __future__ import annotations
+
+import os
+
+from weft.backends.base import Geometry
+from weft.config.settings import Settings
+from weft.core.errors import SettingsError
+from weft.scheduler.limits import Limits
+
+_RUNNING_SET = {"torch": 64, "fake": 64}
+_PREFILL_TOKENS = 1024
+_CHUNK_TOKENS = 512  # larger chunks are slower per token on CPU, and running streams wait for a whole chunk
+_MEMORY_SHARE = 0.25  # of what is free when the engine starts; the rest is for activations, the page cache, others
+
+
+def resolve_limits(settings: Settings, backend_name: str) -> Limits:
+    """The scheduler's limits. Raises SettingsError for contradictions that only now come to light."""
+    http, scheduler = settings.http, settings.scheduler
+    running = http.max_concurrent_requests
+    if running == "auto":
+        running = max(_RUNNING_SET[backend_name], scheduler.max_batch_size if scheduler.max_batch_size != "auto" else 0)
+    batch = scheduler.max_batch_size if scheduler.max_batch_size != "auto" else running
+    chunk = scheduler.chunked_prefill_size
+    prefill = scheduler.max_prefill_tokens
+    if prefill == "auto":
+        prefill = max(_PREFILL_TOKENS, chunk if isinstance(chunk, int) else 0)
+    if chunk == "auto":
+        chunk = min(_CHUNK_TOKENS, prefill)
+    return Limits(
+        max_queue_size=http.max_queue_size,
+        max_concurrent_requests=running,
+        max_batch_size=batch,
+        max_prefill_tokens=prefill,
+        chunked_prefill_size=chunk,
+        mixed=scheduler.mixed,
+        policy=scheduler.policy,
+        priority=scheduler.priority,
+        request_timeout_s=http.request_timeout_s,
+        queue_timeout_s=http.queue_timeout_s,
+        max_input_tokens=scheduler.max_input_tokens,
+        max_output_tokens=scheduler.max_output_tokens,
+    )
+
+
+def resolve_context(settings: Settings, geometry: Geometry) -> int:
+    """Longest sequence in tokens. Raises SettingsError when the setting asks for more than the model has."""
+    wanted = settings.model.max_context_tokens
+    if wanted == "auto":
+        return geometry.max_context_tokens
+    if wanted > geometry.max_context_tokens:
+        raise SettingsError(
+            f"model.max_context_tokens: {wanted} is more than the model allows ({geometry.max_context_tokens})"
+        )
+    return wanted
+
+
+def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, context: int) -> int:
+    """Slots of the KV pool: the lower of `kv_cache.max_items` and `kv_cache.max_memory_mb`.
+
+    `auto` takes a quarter of the memory that is free now, but no more than the running set can fill.
+    """
+    kv = settings.kv_cache
+    useful = limits.max_concurrent_requests * context
+    if kv.max_memory_mb != "auto":
+        by_memory = int(kv.max_memory_mb * 2**20) // geometry.kv_bytes_per_token
+    elif kv.max_items != "auto":
+        by_memory = kv.max_items
+    else:
+        by_memory = min(useful, int(_available_bytes() * _MEMORY_SHARE) // geometry.kv_bytes_per_token)
+    slots = min(by_memory, kv.max_items) if kv.max_items != "auto" else by_memory
+    slots -= slots % kv.page_size
+    if slots < max(2, kv.page_size):
+        raise SettingsError(
+            f"kv_cache.max_memory_mb {kv.max_memory_mb}, kv_cache.max_items {kv.max_items}: no room for two tokens"
+            f" (one takes {geometry.kv_bytes_per_token} bytes, a page has {kv.page_size})"
+        )
+    return slots
+
+
+def _available_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux: all of the memory is the best guess that the standard library offers
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,1 @@
+"""Floor 2: who owns which KV slot. numpy only."""
