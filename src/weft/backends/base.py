@@ -22,6 +22,7 @@ class Geometry:
         vocab_size: token ids are 0 to vocab_size - 1 (the width of the logits).
         eos_token_ids: tokens that end a text, from generation_config.json, else config.json.
         description: one line for people, such as "Qwen3ForCausalLM, 28 layers, bfloat16".
+        dtype: of weights and KV, such as "bfloat16".
     """
 
     num_layers: int
@@ -30,6 +31,7 @@ class Geometry:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     description: str
+    dtype: str = ""
 
 
 class Backend(Protocol):

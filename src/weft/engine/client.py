@@ -7,6 +7,7 @@ exactly one `end`, also when a process dies (`fail`). Used from one event loop o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator
@@ -115,6 +116,7 @@ class EngineClient:
         self._expected: frozenset[str] = frozenset()
         self._all_ready: asyncio.Future[None] | None = None
         self._failure: WeftError | None = None
+        self._failed = asyncio.Event()
         self.last_heartbeat_s = time.monotonic()
 
     # ---- life -------------------------------------------------------------------------------------------------
@@ -139,6 +141,7 @@ class EngineClient:
         if self._failure is not None:
             return
         self._failure = error
+        self._failed.set()
         if self._all_ready is not None and not self._all_ready.done():
             self._all_ready.set_exception(error)
         for call in self._calls.values():
@@ -146,6 +149,11 @@ class EngineClient:
                 call.set_exception(error)
         for request_id, generation in list(self._generations.items()):
             generation.deliver(TextDelta(request_id, end=End("failed", error=error_info(error))))
+
+    async def wait_failure(self, limit_s: float) -> None:
+        """Returns when `fail` has been called, or after the limit."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._failed.wait(), limit_s)
 
     async def close(self) -> None:
         if self._receiver is not None:

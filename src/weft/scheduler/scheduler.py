@@ -75,7 +75,7 @@ class Scheduler:
         self.finished = {state.value: 0 for state in RequestState if state.terminal}
         self._clock = clock
         self._max_len = min(max_context_tokens, cache.capacity)
-        self._max_context_tokens = max_context_tokens
+        self.max_context_tokens = max_context_tokens
         self._eos_token_ids = eos_token_ids
         self._seed = seed
         self.queued: dict[int, Request] = {}
@@ -243,16 +243,16 @@ class Scheduler:
         if length > max_input:
             raise InvalidRequestError(
                 f"prompt: it has {length} tokens, but at most {max_input} are allowed"
-                f" (context {self._max_context_tokens} tokens, KV cache {self.cache.capacity} tokens)",
+                f" (context {self.max_context_tokens} tokens, KV cache {self.cache.capacity} tokens)",
                 param="prompt",
                 code="context_length_exceeded",
             )
         wanted = params.max_new_tokens
-        room = self._max_context_tokens - length
+        room = self.max_context_tokens - length
         if wanted is not None and wanted > room:
             raise InvalidRequestError(
                 f"max_tokens: {length} prompt tokens and {wanted} new ones exceed the context of"
-                f" {self._max_context_tokens} tokens (allowed: at most {room} new ones)",
+                f" {self.max_context_tokens} tokens (allowed: at most {room} new ones)",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

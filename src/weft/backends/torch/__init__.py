@@ -1,0 +1,1 @@
+"""The torch backend: Hugging Face checkpoints, native decoders for the common families, an adapter for the others."""

@@ -1,0 +1,268 @@
+"""The tree of settings: every key, its type, range, default and meaning.
+
+Only settings that this version implements are here: a key that would be accepted and ignored does not exist. The
+`Meta` of a field is the one source for validation, for error texts and for docs/configuration.md. `auto` stays the
+word "auto" in this tree; the engine turns it into a number once the model's geometry is known.
+
+Structs are frozen. Constructing one directly checks nothing: settings that come from people go through
+`weft.config.resolve`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Auto = Literal["auto"]
+
+MAX_TOKENS = 2**40
+MAX_SECONDS = 365 * 24 * 3600
+
+TokenCount = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+RowCount = Annotated[int, Meta(ge=1, le=65536)]
+Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+ApiKey = Annotated[str, Meta(pattern=r"\A[!-~]+\Z")]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: immutable, named fields only, unknown keys refused."""
+
+
+class ModelSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model is served, and in which form."""
+
+    path: Annotated[
+        NonEmpty | None,
+        Meta(description="Checkpoint folder in Hugging Face's form. `null`: the bundled demo model."),
+    ] = None
+    served_name: Annotated[
+        NonEmpty | None,
+        Meta(description="The model's name in the API. `null`: the name of its folder."),
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="Number format of weights and KV. `auto`: what the checkpoint says, where the device has it."),
+    ] = "auto"
+    max_context_tokens: Annotated[
+        TokenCount | Auto,
+        Meta(description="Longest sequence, prompt and output together. `auto`: what the model's positions allow."),
+    ] = "auto"
+    chat_template: Annotated[
+        NonEmpty | None,
+        Meta(description="File with a Jinja chat template. `null`: the one that comes with the model."),
+    ] = None
+
+
+class HttpSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The worker's HTTP server, its queue and its time limits."""
+
+    host: Annotated[NonEmpty, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)],
+        Meta(description="Port to listen on; 0 takes any free one."),
+    ] = 8000
+    max_queue_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)],
+        Meta(description="Requests that may wait; one more is refused with 429 and `Retry-After`."),
+    ] = 256
+    max_concurrent_requests: Annotated[
+        RowCount | Auto,
+        Meta(description="Size of the running set (PENDING and PROCESSING). `auto`: torch on CPU 64, on CUDA 256."),
+    ] = "auto"
+    request_timeout_s: Annotated[
+        Seconds | None,
+        Meta(description="Longest time in the running set; beyond it the request ends with 408. `null`: no limit."),
+    ] = 60.0
+    queue_timeout_s: Annotated[
+        Seconds | None,
+        Meta(description="Longest time in the waiting queue; beyond it the request ends with 408. `null`: no limit."),
+    ] = None
+    drain_s: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_SECONDS)],
+        Meta(description="After the first SIGTERM or Ctrl-C, running requests have this long to finish."),
+    ] = 30.0
+    max_body_bytes: Annotated[
+        Annotated[int, Meta(ge=1024, le=2**40)],
+        Meta(description="Largest request body; beyond it 413."),
+    ] = 33_554_432
+    sse_keep_alive_s: Annotated[
+        Seconds,
+        Meta(description="A stream without news sends its headers, and then a comment, after this long."),
+    ] = 15.0
+    api_keys: Annotated[
+        tuple[ApiKey, ...],
+        Meta(
+            description="Keys that clients must send as `Authorization: Bearer KEY`. Empty: open to everybody.",
+            extra={"secret": True, "allowed": "list of keys of visible ASCII characters"},
+        ),
+    ] = ()
+
+    def __repr__(self) -> str:
+        """As msgspec's, but without the keys: a repr may end up in a log."""
+        shown = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        parts = (f"{name}={tuple('***' for _ in v) if name == 'api_keys' else v!r}" for name, v in shown)
+        return f"HttpSettings({', '.join(parts)})"
+
+
+class SchedulerSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who runs next, and how much of it in one step."""
+
+    policy: Annotated[
+        Literal["fcfs", "lpm"],
+        Meta(description="Order of waiting requests: `fcfs` by arrival, `lpm` longest cached prefix first."),
+    ] = "lpm"
+    priority: Annotated[
+        bool,
+        Meta(description="Requests may carry `priority`; the lower number runs first, before the policy's order."),
+    ] = False
+    max_batch_size: Annotated[
+        RowCount | Auto,
+        Meta(description="Most requests in one step. `auto`: as many as `http.max_concurrent_requests`."),
+    ] = "auto"
+    max_prefill_tokens: Annotated[
+        TokenCount | Auto,
+        Meta(description="Most prompt tokens in one step, over all its requests. `auto`: chosen for the device."),
+    ] = "auto"
+    chunked_prefill_size: Annotated[
+        TokenCount | Auto | None,
+        Meta(
+            description="A longer prompt is computed in pieces of this many tokens. `null`: never cut. "
+            "`auto`: chosen for the device."
+        ),
+    ] = "auto"
+    mixed: Annotated[
+        bool,
+        Meta(description="Running requests take their next token in the same step in which prompts are computed."),
+    ] = True
+    max_input_tokens: Annotated[
+        TokenCount | None,
+        Meta(description="Longest prompt; beyond it 400. `null`: what the context and the KV cache hold."),
+    ] = None
+    max_output_tokens: Annotated[
+        TokenCount | None,
+        Meta(description="Most tokens that one request may ask for. `null`: what the context and the KV cache hold."),
+    ] = None
+    deadline_scan_s: Annotated[
+        Annotated[float, Meta(ge=0.5, le=5)],
+        Meta(description="How often deadlines are checked, also while a step is running."),
+    ] = 1.0
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=2**63 - 1)],
+        Meta(description="Start of the random numbers of requests that bring no `seed` of their own."),
+    ] = 0
+
+
+class KvCacheSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The KV cache: how large, in which pages, and what stays after a request. The lower of the two limits holds."""
+
+    max_items: Annotated[
+        TokenCount | Auto,
+        Meta(description="Most tokens whose keys and values are kept. `auto`: what the memory limit allows."),
+    ] = "auto"
+    max_memory_mb: Annotated[
+        Annotated[int, Meta(ge=1, le=2**30)] | Auto,
+        Meta(description="Most memory for keys and values, in MiB. `auto`: a share of what the device has free."),
+    ] = "auto"
+    page_size: Annotated[
+        Literal[1, 2, 4, 8, 16, 32, 64, 128, 256],
+        Meta(description="Tokens in a page, the unit in which the cache is given out and shared."),
+    ] = 1
+    retain: Annotated[
+        Literal["prefix", "none"],
+        Meta(description="`prefix`: what a request computed stays for the next one until room is needed. `none`: not."),
+    ] = "prefix"
+
+
+class TextSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokenizing and detokenizing."""
+
+    num_tokenizers: Annotated[
+        Annotated[int, Meta(ge=0, le=64)],
+        Meta(description="Processes of their own for tokenizing. 0: one process does all of the text work."),
+    ] = 0
+
+
+class TorchSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The PyTorch engine."""
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(description="Where the model runs. `auto`: CUDA where there is one, else the CPU."),
+    ] = "auto"
+    attention: Annotated[
+        Literal["auto", "sdpa"],
+        Meta(description="Attention kernels. `auto`: the best for the hardware."),
+    ] = "auto"
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Meta(description="Threads for work on the CPU. `auto`: PyTorch's own choice."),
+    ] = "auto"
+
+
+class FakeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fake engine: deterministic tokens without a model, for tests of everything around an engine."""
+
+    tokens_per_s: Annotated[
+        Annotated[float, Meta(gt=0, le=1e9)] | None,
+        Meta(description="Speed of each request, in tokens per second. `null`: as fast as it goes."),
+    ] = None
+    vocab: Annotated[
+        Annotated[int, Meta(ge=2, le=2**20)],
+        Meta(description="Size of its vocabulary."),
+    ] = 32000
+    faults: Annotated[
+        dict[str, Any],
+        Meta(
+            description="Faults to inject, by name; the fake engine checks names and values.",
+            extra={"allowed": "mapping of fault to value"},
+        ),
+    ] = msgspec.field(default_factory=dict)
+
+
+class BackendSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which engine computes, and the settings of each one. Those of an engine that is not chosen do nothing."""
+
+    name: Annotated[
+        Literal["auto", "torch", "fake"],
+        Meta(description="The engine. `auto`: torch."),
+    ] = "auto"
+    torch: TorchSettings = msgspec.field(default_factory=TorchSettings)
+    fake: FakeSettings = msgspec.field(default_factory=FakeSettings)
+
+
+class EngineSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine process."""
+
+    heartbeat_s: Annotated[
+        Annotated[float, Meta(ge=0.5, le=3600)],
+        Meta(description="The engine loop is taken for hung, and `/health` says so, when silent for this long."),
+    ] = 10.0
+
+
+class LogSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is logged on stderr."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least important level that is logged."),
+    ] = "info"
+    format: Annotated[
+        Literal["text", "json"],
+        Meta(description="`text` for people, `json` for machines, one object a line."),
+    ] = "text"
+
+
+class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole tree. Immutable; passed down, never looked up."""
+
+    model: ModelSettings = msgspec.field(default_factory=ModelSettings)
+    http: HttpSettings = msgspec.field(default_factory=HttpSettings)
+    scheduler: SchedulerSettings = msgspec.field(default_factory=SchedulerSettings)
+    kv_cache: KvCacheSettings = msgspec.field(default_factory=KvCacheSettings)
+    text: TextSettings = msgspec.field(default_factory=TextSettings)
+    backend: BackendSettings = msgspec.field(default_factory=BackendSettings)
+    engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+    log: LogSettings = msgspec.field(default_factory=LogSettings)

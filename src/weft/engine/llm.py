@@ -1,0 +1,227 @@
+"""`LLM`: the same engine inside one process, for scripts and notebooks.
+
+    llm = LLM()                                   # the bundled demo model
+    llm.generate(["Count from 1 to 5."], SamplingParams(temperature=0))
+    llm.chat([{"role": "user", "content": "My name is Mira."}])
+    for delta in llm.stream("Once"): print(delta, end="")
+
+Prompts are batched continuously: all of them run through one scheduler, sharing prefixes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.backends.base import Backend
+from weft.backends.registry import create_backend, model_folder
+from weft.config.resolve import resolve
+from weft.core.errors import InvalidRequestError
+from weft.core.sampling import SamplingParams
+from weft.engine.core import EngineCore
+from weft.engine.text_worker import TextWorker
+from weft.ipc.errors import error_from
+from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest
+from weft.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One finished answer.
+
+    Attributes:
+        finish_reason: "stop" or "length".
+        cached_tokens: prompt tokens whose KV was reused.
+        logprobs: one entry per token, where asked for.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    logprobs: list[TextLogprob] | None = None
+    prompt_logprobs: list[TextLogprob | None] | None = None
+
+
+class LLM:
+    """An engine with its tokenizer, used from one thread.
+
+    Args:
+        model: checkpoint folder; None: the bundled demo model.
+        dtype: "auto", "float32", "bfloat16" or "float16".
+        backend: "auto", "torch" or "fake".
+        settings: any other setting by its dotted key, such as {"kv_cache.page_size": 16}.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        dtype: str = "auto",
+        backend: str = "auto",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        flags = {
+            "model.path": model,
+            "model.dtype": dtype,
+            "backend.name": backend,
+            "http.request_timeout_s": None,  # nobody is waiting on a connection
+            **(settings or {}),
+        }
+        self.settings = resolve(file=None, env={}, flags=flags, sets=()).settings
+        folder = model_folder(self.settings)
+        self.tokenizer = Tokenizer.load(folder, chat_template=self.settings.model.chat_template)
+        self._backend: Backend = create_backend(self.settings)
+        self._core = EngineCore(self.settings, self._backend)
+        self._core.load()
+        self._worker = TextWorker(self.tokenizer)
+        self._ids = itertools.count(1)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Completes prompts (texts or token ids), all together; answers in the order of the prompts.
+
+        Raises the first request's error (InvalidRequestError and the like); the others are cancelled then.
+        """
+        texts = _as_prompts(prompts)
+        return self._run([self._request(prompt, p) for prompt, p in zip(texts, _each(params, texts), strict=True)])
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        **variables: Any,
+    ) -> list[Completion]:
+        """Answers one conversation, or several; `variables` go to the chat template."""
+        many = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self._run([self._chat_request(conversation, params, variables) for conversation in many])
+
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
+        """Yields the answer's text piece by piece; closing the iterator cancels the rest."""
+        if prompt and not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
+            request = self._chat_request(prompt, params, {})
+        else:
+            request = self._request(prompt, params or SamplingParams())  # type: ignore[arg-type]
+        request.stream = True
+        try:
+            for delta in self._deltas([request]):
+                if delta.text:
+                    yield delta.text
+        finally:
+            self._core.abort(request.request_ids)
+            self._drain()
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """The same numbers as `GET /stats`."""
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Gives the model's memory back. May be called twice."""
+        self._backend.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- insides ----------------------------------------------------------------------------------------------
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> TextRequest:
+        request = TextRequest([next(self._ids)], params, arrival_s=time.monotonic())
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids = [int(token) for token in prompt]
+        return request
+
+    def _chat_request(self, messages: Any, params: SamplingParams | None, variables: dict[str, Any]) -> TextRequest:
+        return TextRequest(
+            [next(self._ids)],
+            params or SamplingParams(),
+            messages=[dict(message) for message in messages],
+            template_kwargs=variables,
+            arrival_s=time.monotonic(),
+        )
+
+    def _run(self, requests: list[TextRequest]) -> list[Completion]:
+        answers = {request.request_ids[0]: Completion() for request in requests}
+        try:
+            for delta in self._deltas(requests):
+                _collect(answers[delta.request_id], delta)
+        except BaseException:
+            self._core.abort(None)
+            self._drain()
+            raise
+        return list(answers.values())
+
+    def _deltas(self, requests: list[TextRequest]) -> Iterator[TextDelta]:
+        """Feeds the queue as it has room, and steps until every request has ended. Raises a failed one's error."""
+        waiting = deque(requests)
+        open_ids = dict.fromkeys(request.request_ids[0] for request in requests)
+        while open_ids:
+            scheduler = self._core.scheduler
+            while waiting and len(scheduler.queued) < scheduler.limits.max_queue_size:
+                for submit in self._worker.prepare(waiting.popleft()):
+                    self._core.submit(submit)
+            for delta in self._step():
+                if delta.end is not None:
+                    open_ids.pop(delta.request_id, None)
+                    _raise_error(delta.end)
+                yield delta
+
+    def _step(self) -> list[TextDelta]:
+        deltas: list[TextDelta] = []
+        for output in self._core.step():
+            delta, complete = self._worker.push(output)
+            if delta is not None:
+                deltas.append(delta)
+            if complete:
+                self._core.complete(output.request_id)
+        return deltas
+
+    def _drain(self) -> None:
+        for output in self._core.take_outputs():
+            self._worker.push(output)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _each(params: SamplingParams | Sequence[SamplingParams] | None, prompts: list[Prompt]) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise InvalidRequestError(f"params: {len(params)} for {len(prompts)} prompts", param="params")
+    return list(params)
+
+
+def _raise_error(end: End) -> None:
+    if end.error is not None:
+        raise error_from(end.error)
+
+
+def _collect(answer: Completion, delta: TextDelta) -> None:
+    answer.text += delta.text
+    answer.token_ids += delta.token_ids
+    if delta.logprobs is not None:
+        answer.logprobs = [*(answer.logprobs or []), *delta.logprobs]
+    if delta.prompt_logprobs is not None:
+        answer.prompt_logprobs = delta.prompt_logprobs
+    if delta.end is not None:
+        answer.finish_reason = delta.end.finish_reason or ""
+        answer.prompt_tokens = delta.end.prompt_tokens
+        answer.cached_tokens = delta.end.cached_tokens
