@@ -38,8 +38,9 @@ def refusal(*sets: str, **sources) -> str:
         ("kv_cache.max_items=" + "9" * 30, "is not allowed; allowed: integer from 1 to 1099511627776 or auto"),
         ("kv_cache.page_size=3", "kv_cache.page_size: 3 is not allowed; allowed: 1, 2, 4, 8, 16, 32, 64, 128 or 256"),
         ("kv_cache.page_size=512", "kv_cache.page_size: 512 is not allowed"),
-        ("backend.fake.faults=3", "backend.fake.faults: 3 is not allowed; allowed: mapping of fault to value"),
-        ("backend.fake.faults={a: .nan}", "backend.fake.faults: {'a': nan} is not allowed"),
+        ("backend.fake.faults=3", "backend.fake.faults: 3 is not allowed; allowed: mapping of fault to token id"),
+        ("backend.fake.faults={a: x}", "backend.fake.faults: {'a': 'x'} is not allowed"),
+        ("model.path=/\udcff", "model.path: '/\\udcff' is not allowed; allowed: text or null"),
     ],
 )
 def test_wrong_values(setting, message):

@@ -75,11 +75,12 @@ def test_anchors_and_merges_work_in_a_file(write):
         ("model.path=null", "model.path", None),
         ("model.served_name=[x", "model.served_name", "[x"),
         ("model.served_name=2024-13-45", "model.served_name", "2024-13-45"),
+        ("model.served_name=" + "[" * 3000, "model.served_name", "[" * 3000),
         ("model.served_name=a=b", "model.served_name", "a=b"),
         ("http.api_keys=[a, b]", "http.api_keys", ("a", "b")),
         ("http.api_keys=12345", "http.api_keys", ("12345",)),
         ("backend.torch={device: cpu}", "backend.torch.device", "cpu"),
-        ("backend.fake.faults={crash_at_step: 3}", "backend.fake.faults", {"crash_at_step": 3}),
+        ("backend.fake.faults={raise_on_token: 3}", "backend.fake.faults", {"raise_on_token": 3}),
     ],
 )
 def test_values_from_text_are_read_as_yaml_and_then_as_text(text, key, value):

@@ -120,7 +120,7 @@ def _from_text(key: str, text: str, source: str) -> Iterator[_Assignment]:
     """Reads `text` as YAML; where that does not fit, as plain text, so that a key like `123` needs no quotes."""
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         value = text
     readings: tuple[Any, ...] = (value, text)
     if not isinstance(value, (list, dict)):
@@ -191,11 +191,10 @@ def _convert(given: _Assignment) -> Any:
     for value in given.readings:
         try:
             plain = msgspec.to_builtins(msgspec.convert(value, leaf.type))
-            # Child processes get their settings as JSON, which turns a nan inside a mapping into null.
-            if msgspec.to_builtins(msgspec.json.decode(msgspec.json.encode(plain), type=leaf.type)) == plain:
-                return plain
-        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
-            continue  # not only ValidationError: a mapping may hold what JSON cannot carry at all
+            msgspec.json.encode(plain)
+            return plain
+        except (msgspec.ValidationError, UnicodeEncodeError):
+            continue  # UnicodeEncodeError: bytes that are not UTF-8 in a variable; children get settings as JSON
     raise _wrong_value(leaf, given)
 
 

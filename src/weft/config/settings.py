@@ -10,7 +10,7 @@ Structs are frozen. Constructing one directly checks nothing: settings that come
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -70,7 +70,9 @@ class HttpSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 256
     max_concurrent_requests: Annotated[
         RowCount | Auto,
-        Meta(description="Size of the running set (PENDING and PROCESSING). `auto`: torch on CPU 64, on CUDA 256."),
+        Meta(
+            description="Size of the running set (PENDING and PROCESSING). `auto`: chosen for the device, 64 on a CPU."
+        ),
     ] = "auto"
     request_timeout_s: Annotated[
         Seconds | None,
@@ -181,7 +183,7 @@ class TextSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     num_tokenizers: Annotated[
         Annotated[int, Meta(ge=0, le=64)],
-        Meta(description="Processes of their own for tokenizing. 0: one process does all of the text work."),
+        Meta(description="Processes that tokenize and detokenize. 0, like 1: a single one does all of it."),
     ] = 0
 
 
@@ -207,17 +209,19 @@ class FakeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     tokens_per_s: Annotated[
         Annotated[float, Meta(gt=0, le=1e9)] | None,
-        Meta(description="Speed of each request, in tokens per second. `null`: as fast as it goes."),
+        Meta(
+            description="Speed in tokens per second, prompts included, over all requests. `null`: as fast as it goes."
+        ),
     ] = None
     vocab: Annotated[
         Annotated[int, Meta(ge=2, le=2**20)],
-        Meta(description="Size of its vocabulary."),
+        Meta(description="Size of its vocabulary, at most the tokenizer's."),
     ] = 32000
     faults: Annotated[
-        dict[str, Any],
+        dict[str, Annotated[int, Meta(ge=0, le=2**31 - 1)]],
         Meta(
-            description="Faults to inject, by name; the fake engine checks names and values.",
-            extra={"allowed": "mapping of fault to value"},
+            description="Faults to inject: for each, by name, the token that sets it off when it is computed.",
+            extra={"allowed": "mapping of fault to token id"},
         ),
     ] = msgspec.field(default_factory=dict)
 

@@ -19,12 +19,14 @@ from typing import Any
 
 from weft.backends.base import Backend
 from weft.backends.registry import create_backend, model_folder
+from weft.config.describe import format_value
 from weft.config.resolve import resolve
-from weft.core.errors import InvalidRequestError
+from weft.config.settings import Settings
+from weft.core.errors import InvalidRequestError, WeftError
 from weft.core.sampling import SamplingParams
 from weft.engine.core import EngineCore
 from weft.engine.text_worker import TextWorker
-from weft.ipc.errors import error_from
+from weft.ipc.errors import error_from, error_info
 from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest
 from weft.text.tokenizer import Tokenizer
 
@@ -58,7 +60,8 @@ class LLM:
         model: checkpoint folder; None: the bundled demo model.
         dtype: "auto", "float32", "bfloat16" or "float16".
         backend: "auto", "torch" or "fake".
-        settings: any other setting by its dotted key, such as {"kv_cache.page_size": 16}.
+        settings: any other setting by its dotted key, such as {"kv_cache.page_size": 16}; or resolved `Settings`, which
+            then are all that counts.
     """
 
     def __init__(
@@ -67,16 +70,9 @@ class LLM:
         *,
         dtype: str = "auto",
         backend: str = "auto",
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | Settings | None = None,
     ) -> None:
-        flags = {
-            "model.path": model,
-            "model.dtype": dtype,
-            "backend.name": backend,
-            "http.request_timeout_s": None,  # nobody is waiting on a connection
-            **(settings or {}),
-        }
-        self.settings = resolve(file=None, env={}, flags=flags, sets=()).settings
+        self.settings = settings if isinstance(settings, Settings) else _resolve(model, dtype, backend, settings or {})
         folder = model_folder(self.settings)
         self.tokenizer = Tokenizer.load(folder, chat_template=self.settings.model.chat_template)
         self._backend: Backend = create_backend(self.settings)
@@ -105,15 +101,34 @@ class LLM:
         many = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self._run([self._chat_request(conversation, params, variables) for conversation in many])
 
+    def run(self, jobs: Sequence[tuple[Prompt | Sequence[Message], SamplingParams]]) -> list[Completion | WeftError]:
+        """Answers prompts and conversations, each with its own parameters; a failed one's error is its answer."""
+        answers: list[Completion | WeftError] = [Completion() for _ in jobs]
+        requests: list[TextRequest] = []
+        place: dict[int, int] = {}
+        for index, (prompt, params) in enumerate(jobs):
+            request = self._any_request(prompt, params)
+            place[request.request_ids[0]] = index
+            requests.append(request)
+        try:
+            for delta in self._deltas(requests):
+                answer = answers[place[delta.request_id]]
+                if delta.end is not None and delta.end.error is not None:
+                    answers[place[delta.request_id]] = error_from(delta.end.error)
+                elif isinstance(answer, Completion):
+                    _collect(answer, delta)
+        finally:
+            self._core.abort(None)
+            self._drain()
+        return answers
+
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
         """Yields the answer's text piece by piece; closing the iterator cancels the rest."""
-        if prompt and not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
-            request = self._chat_request(prompt, params, {})
-        else:
-            request = self._request(prompt, params or SamplingParams())  # type: ignore[arg-type]
+        request = self._any_request(prompt, params or SamplingParams())
         request.stream = True
         try:
             for delta in self._deltas([request]):
+                _raise_error(delta.end)
                 if delta.text:
                     yield delta.text
         finally:
@@ -154,30 +169,39 @@ class LLM:
             arrival_s=time.monotonic(),
         )
 
+    def _any_request(self, prompt: Prompt | Sequence[Message], params: SamplingParams) -> TextRequest:
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            return self._chat_request(prompt, params, {})
+        return self._request(prompt, params)  # type: ignore[arg-type]
+
     def _run(self, requests: list[TextRequest]) -> list[Completion]:
         answers = {request.request_ids[0]: Completion() for request in requests}
         try:
             for delta in self._deltas(requests):
+                _raise_error(delta.end)
                 _collect(answers[delta.request_id], delta)
-        except BaseException:
+        finally:
             self._core.abort(None)
             self._drain()
-            raise
         return list(answers.values())
 
     def _deltas(self, requests: list[TextRequest]) -> Iterator[TextDelta]:
-        """Feeds the queue as it has room, and steps until every request has ended. Raises a failed one's error."""
+        """Feeds the queue as it has room, and steps until every request has ended."""
         waiting = deque(requests)
         open_ids = dict.fromkeys(request.request_ids[0] for request in requests)
         while open_ids:
             scheduler = self._core.scheduler
             while waiting and len(scheduler.queued) < scheduler.limits.max_queue_size:
-                for submit in self._worker.prepare(waiting.popleft()):
-                    self._core.submit(submit)
+                request = waiting.popleft()
+                try:
+                    for submit in self._worker.prepare(request):
+                        self._core.submit(submit)
+                except WeftError as error:
+                    del open_ids[request.request_ids[0]]
+                    yield TextDelta(request.request_ids[0], end=End("rejected", error=error_info(error)))
             for delta in self._step():
                 if delta.end is not None:
                     open_ids.pop(delta.request_id, None)
-                    _raise_error(delta.end)
                 yield delta
 
     def _step(self) -> list[TextDelta]:
@@ -195,6 +219,14 @@ class LLM:
             self._worker.push(output)
 
 
+def _resolve(model: str | None, dtype: str, backend: str, settings: Mapping[str, Any]) -> Settings:
+    given = {"http.request_timeout_s": None, **settings}  # nobody is waiting on a connection
+    return resolve(
+        flags={"model.path": model, "model.dtype": dtype, "backend.name": backend},
+        sets=[f"{key}={format_value(value)}" for key, value in given.items()],
+    ).settings
+
+
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
@@ -209,8 +241,8 @@ def _each(params: SamplingParams | Sequence[SamplingParams] | None, prompts: lis
     return list(params)
 
 
-def _raise_error(end: End) -> None:
-    if end.error is not None:
+def _raise_error(end: End | None) -> None:
+    if end is not None and end.error is not None:
         raise error_from(end.error)
 
 

@@ -68,7 +68,7 @@ def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, con
     elif kv.max_items != "auto":
         by_memory = kv.max_items
     else:
-        by_memory = min(useful, int(_available_bytes() * _MEMORY_SHARE) // geometry.kv_bytes_per_token)
+        by_memory = min(useful, int(available_bytes() * _MEMORY_SHARE) // geometry.kv_bytes_per_token)
     slots = min(by_memory, kv.max_items) if kv.max_items != "auto" else by_memory
     slots -= slots % kv.page_size
     if slots < max(2, kv.page_size):
@@ -79,7 +79,8 @@ def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, con
     return slots
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
+    """Memory that is free now, in bytes."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

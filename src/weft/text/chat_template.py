@@ -56,7 +56,7 @@ class _GenerationTag(jinja2.ext.Extension):
 class _Namespace(jinja2.utils.Namespace):
     """`namespace()` that stores no underscore-prefixed name, which could otherwise stand in for Python internals."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 - so that a template may use a name "self"
+    def __init__(*args: Any, **kwargs: Any) -> None:  # So that a template may use the name "self".
         self, values = args[0], dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)

@@ -1,0 +1,205 @@
+"""The `weft` command. Nothing heavy is imported before a command that needs it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+app = typer.Typer(
+    name="weft",
+    help="Serve large language models on your own hardware.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str | None, typer.Argument(help="Checkpoint folder; the bundled demo model without it.")]
+Config = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+BackendName = Annotated[str | None, typer.Option("--backend", help="auto, torch or fake.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most new tokens of one answer.")]
+Seed = Annotated[int | None, typer.Option(help="Fixes the answer.")]
+
+
+def reports_errors(command: F) -> F:
+    """Ends a command with one line and the promised code: 2 for settings and checkpoints, 1 for all else."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        from weft.core.errors import ModelLoadError, SettingsError, WeftError
+
+        try:
+            return command(*args, **kwargs)
+        except WeftError as error:
+            print(f"weft: error: {error}", file=sys.stderr)
+            raise typer.Exit(2 if isinstance(error, SettingsError | ModelLoadError) else 1) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _resolve(config: Path | None, sets: list[str] | None, flags: dict[str, Any]) -> Any:
+    import os
+
+    from weft.config.resolve import resolve
+
+    return resolve(file=config, env=os.environ, flags=flags, sets=sets or [])
+
+
+def _offline_settings(model: str | None, dtype: str | None, backend: str | None, sets: list[str] | None) -> Any:
+    flags = {"model.path": model, "model.dtype": dtype, "backend.name": backend}
+    # Without a server nobody waits on a connection, so nothing times out unless it is asked for.
+    return _resolve(None, ["http.request_timeout_s=null", *(sets or [])], flags).settings
+
+
+@app.command()
+@reports_errors
+def serve(
+    model: Model = None,
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any free one.")] = None,
+    backend: BackendName = None,
+    served_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
+    dtype: Dtype = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send; may be repeated.")] = None,
+    sets: Sets = None,
+) -> None:
+    """Serve a checkpoint over HTTP, in OpenAI's form."""
+    flags = {
+        "model.path": model,
+        "model.served_name": served_name,
+        "model.dtype": dtype,
+        "http.host": host,
+        "http.port": port,
+        "http.api_keys": api_key or None,
+        "backend.name": backend,
+    }
+    settings = _resolve(config, sets, flags).settings
+    from weft.launch.supervisor import serve as run
+
+    raise typer.Exit(run(settings))
+
+
+@app.command()
+@reports_errors
+def generate(
+    model: Model = None,
+    prompt: Annotated[str | None, typer.Option(help="One prompt; its completion goes to stdout.")] = None,
+    file: Annotated[Path | None, typer.Option(help="JSON lines, each with `prompt` or `messages`.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the answers go, as JSON lines.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send --prompt as a user's message.")] = False,
+    temperature: Temperature = 0.0,
+    max_tokens: MaxTokens = 256,
+    seed: Seed = None,
+    dtype: Dtype = None,
+    backend: BackendName = None,
+    sets: Sets = None,
+) -> None:
+    """Complete one prompt, or a file of them, without a server. A half-written output is resumed."""
+    from weft.commands.generate import generate_file, generate_one
+    from weft.core.sampling import SamplingParams
+
+    params = SamplingParams(temperature=temperature, max_new_tokens=max_tokens, seed=seed)
+    settings = _offline_settings(model, dtype, backend, sets)
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give either --prompt or --file")
+    if prompt is not None:
+        generate_one(settings, prompt, params, chat=chat)
+        return
+    if file is None or output is None:
+        raise typer.BadParameter("--file needs --output")
+    generate_file(settings, file, output, params)
+
+
+@app.command()
+@reports_errors
+def chat(
+    model: Annotated[str | None, typer.Argument(help="Checkpoint folder, or http://… of a server.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    temperature: Temperature = 0.7,
+    max_tokens: MaxTokens = 512,
+    seed: Seed = None,
+    api_key: Annotated[str | None, typer.Option(help="For a server that asks for one.")] = None,
+    dtype: Dtype = None,
+    backend: BackendName = None,
+    sets: Sets = None,
+) -> None:
+    """Talk in the terminal; the history is kept, answers stream."""
+    from weft.commands.chat import LocalTalker, ServerTalker, Talker, run_chat
+    from weft.core.sampling import SamplingParams
+
+    params = SamplingParams(temperature=temperature, max_new_tokens=max_tokens, seed=seed)
+    talker: Talker
+    if model is not None and model.startswith(("http://", "https://")):
+        talker = ServerTalker(model, params, api_key)
+    else:
+        talker = LocalTalker(_offline_settings(model, dtype, backend, sets), params)
+    run_chat(talker, system)
+
+
+@app.command()
+@reports_errors
+def config(
+    config: Config = None,
+    sets: Sets = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the default.")] = False,
+) -> None:
+    """Show the resolved settings, and where each came from."""
+    from weft.config.describe import describe
+
+    rows = [r for r in describe(_resolve(config, sets, {})) if not changed or r.source != "default"]
+    width = max((len(row.key) for row in rows), default=0)
+    value_width = min(32, max((len(row.value) for row in rows), default=0))
+    for row in rows:
+        print(f"{row.key:<{width}}  {row.value:<{value_width}}  {row.source}")
+
+
+@app.command()
+@reports_errors
+def doctor(
+    model: Annotated[str | None, typer.Option("--model", help="Also say whether this checkpoint fits.")] = None,
+    config: Config = None,
+    sets: Sets = None,
+) -> None:
+    """Say what this machine can run, what is missing and how to get it."""
+    from weft.commands.doctor import report
+
+    settings = _resolve(config, sets, {"model.path": model}).settings
+    raise typer.Exit(0 if report(settings, check_model=model is not None) else 1)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from weft import __version__
+
+        print(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `weft` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
