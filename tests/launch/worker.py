@@ -1,0 +1,102 @@
+"""Starts a real `weft serve` with all its processes, and looks at it from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+START_LIMIT_S = 120.0  # a limit against hanging, not an expectation
+END_LIMIT_S = 60.0
+
+
+class Worker:
+    """A running server: `url`, `http` (a client), `pid`, and its children's pids by role."""
+
+    def __init__(self, *arguments: str, backend: str = "fake") -> None:
+        command = [sys.executable, "-m", "weft.cli", "serve", "--port", "0", "--backend", backend, *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._log: list[str] = []
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        self.http = httpx.Client(timeout=END_LIMIT_S)
+        self.url = ""
+
+    def __enter__(self) -> Worker:
+        alarm = threading.Timer(START_LIMIT_S, self.process.kill)
+        alarm.start()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        alarm.cancel()
+        found = re.match(r"weft ready on (http://\S+) \(model \S+, backend \S+, KV \d+ tokens\)$", line)
+        assert found is not None, f"not ready: {line!r}\n{self.log}"
+        self.url = found.group(1)
+        self.http.base_url = self.url
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return "".join(self._log)
+
+    def child(self, role: str) -> int:
+        """Pid of the engine or text process."""
+        for pid in children_of(self.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"weft.launch.child" in words and role.encode() in words:
+                return pid
+        raise AssertionError(f"no {role} process")
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self) -> int:
+        """The exit code."""
+        code = self.process.wait(END_LIMIT_S)
+        self._reader.join(END_LIMIT_S)
+        return code
+
+    def stats(self) -> dict[str, Any]:
+        return self.http.get("/stats").raise_for_status().json()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._log.append(line)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
+def wait_gone(pid: int) -> None:
+    """Waits, by the kernel's own event, for a process that is not our child to end."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        import select
+
+        ready, _, _ = select.select([descriptor], [], [], END_LIMIT_S)
+        assert ready, f"process {pid} is still there"
+    finally:
+        os.close(descriptor)
