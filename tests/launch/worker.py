@@ -42,7 +42,9 @@ class Worker:
         self.http.base_url = self.url
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.http.close()
         if self.process.poll() is None:
             self.process.kill()

@@ -1,0 +1,88 @@
+"""The worker's HTTP app, put together. It starts and stops nothing: processes, signals and sockets are `launch/`'s.
+
+What whoever runs it finds in `app.state`: `draining`, to be set True when nothing new is to be taken (new generation
+requests get 503, /ready too); `gate`, whose `wait_idle()` returns once every open HTTP request has had its answer; and
+`server`, what the endpoints share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic.json_schema import models_json_schema
+
+import weft
+from weft.config.settings import Settings
+from weft.engine.client import EngineClient, ModelFacts
+from weft.server import chat, completions, generate, health, models, tokenize
+from weft.server import schemas as s
+from weft.server.errors import install_handlers
+from weft.server.jobs import Server
+from weft.server.limits import Edge, Gate
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_GET: dict[str, Endpoint] = {
+    "/v1/models": models.list_models,
+    "/v1/models/{name:path}": models.get_model,
+    "/health": health.health,
+    "/ready": health.ready,
+    "/stats": health.stats,
+}
+_POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
+    "/v1/chat/completions": (chat.chat_completions, s.ChatRequest),
+    "/v1/completions": (completions.completions, s.CompletionRequest),
+    "/generate": (generate.generate, s.GenerateRequest),
+    "/tokenize": (tokenize.tokenize, s.TokenizeRequest),
+    "/detokenize": (tokenize.detokenize, s.DetokenizeRequest),
+    "/abort": (health.abort, s.AbortRequest),
+    "/flush_cache": (health.flush_cache, None),
+    "/v1/embeddings": (models.not_provided, None),
+    "/v1/audio/speech": (models.not_provided, None),
+}
+_REF = "#/components/schemas/{model}"
+
+
+def create_app(client: EngineClient, facts: ModelFacts, settings: Settings) -> FastAPI:
+    """The app over a client whose children are ready. /openapi.json describes it; its /docs would need a CDN."""
+    app = FastAPI(title="Weft", version=weft.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.draining = False
+    app.state.gate = Gate()
+    app.state.server = Server(client, facts, settings, app.state)
+    for path, endpoint in _GET.items():
+        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    for path, (endpoint, schema) in _POST.items():
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_body_of(schema))
+    install_handlers(app)
+    app.add_middleware(
+        Edge,
+        new_id=lambda: client.new_ids(1)[0],
+        gate=app.state.gate,
+        max_body_bytes=settings.http.max_body_bytes,
+        api_keys=settings.http.api_keys,
+    )
+    _describe_bodies(app)
+    return app
+
+
+def _body_of(schema: type[s.Body] | None) -> dict[str, Any] | None:
+    if schema is None:
+        return None
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=schema.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Puts the bodies' schemas into /openapi.json: endpoints read them by hand, so FastAPI does not know them."""
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generated()
+        bodies = [(schema, "validation") for _, schema in _POST.values() if schema is not None]
+        _, definitions = models_json_schema(bodies, ref_template=_REF)  # type: ignore[arg-type]
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,184 @@
+"""What each endpoint accepts. A field that is not here is refused by name; so is a value of the wrong kind.
+
+Kinds are strict: a number is not a string, a boolean not a number. `null` stands for the default wherever there is one.
+Fields of type None are OpenAI's that this version does not have: only `null` is accepted for them. Ranges of sampling
+parameters are checked by `SamplingParams`. Fields that hold long or mixed lists are checked by hand in `values`, which
+stops at the first fault.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from weft.server import values
+
+NEUTRAL_ONLY = {
+    "tools": "[] or null",
+    "tool_choice": '"none" or null',
+    "response_format": '{"type": "text"} or null',
+    "modalities": '["text"] or null',
+    "store": "false or null",
+    "echo": "false or null",
+}
+"""Fields that are accepted only where they change nothing, with the values that do not."""
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+
+
+def _by_hand(check: Any, *forms: dict[str, Any]) -> tuple[PlainValidator, WithJsonSchema]:
+    return PlainValidator(check), WithJsonSchema({"anyOf": list(forms)} if len(forms) > 1 else forms[0])
+
+
+Small = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+_PROMPT = _by_hand(values.prompts, _TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS})
+_MESSAGES = _by_hand(values.messages, {"type": "array", "items": {"type": "object"}})
+_STOP = _by_hand(values.stop_strings, _TEXT, {"type": "array", "items": _TEXT}, {"type": "null"})
+_STOP_IDS = _by_hand(values.stop_token_ids, _IDS, {"type": "null"})
+_LOGIT_BIAS = _by_hand(
+    values.logit_bias, {"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}
+)
+_TEXTS = _by_hand(values.texts, _TEXT, {"type": "array", "items": _TEXT}, {"type": "null"})
+_INPUT_IDS = _by_hand(values.input_ids, _IDS, {"type": "array", "items": _IDS}, {"type": "null"})
+_TEMPLATE_KWARGS = _by_hand(values.template_kwargs, {"type": "object"}, {"type": "null"})
+_REQUEST_ID = _by_hand(values.request_id, {"type": "integer"}, _TEXT, {"type": "null"})
+_TOKENS = _by_hand(values.tokens, _IDS)
+
+
+class Body(BaseModel):
+    """Base of all bodies: immutable, strict, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class Sampling(Body):
+    """Sampling parameters that all generating endpoints have under the same names."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Small | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float], *_LOGIT_BIAS] = {}
+    seed: int | None = None
+    stop: Annotated[tuple[str, ...], *_STOP] = ()
+    stop_token_ids: Annotated[tuple[int, ...], *_STOP_IDS] = ()
+    min_tokens: Small | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+class Request(Body):
+    """What all generating endpoints have besides sampling."""
+
+    model: str | None = None
+    stream: bool | None = None
+    priority: Small | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=365 * 24 * 3600)] | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+
+
+class OpenAIRequest(Request, Sampling):
+    """What chat and text completions share."""
+
+    max_tokens: Small | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stream_options: StreamOptions | None = None
+    include_stop_str_in_output: bool | None = None
+    weft: bool | None = None
+
+
+class ChatRequest(OpenAIRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], *_MESSAGES]
+    max_completion_tokens: Small | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], *_TEMPLATE_KWARGS] = {}
+
+    echo: Literal[False] | None = None
+    response_format: TextFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none"] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    store: Literal[False] | None = None
+    parallel_tool_calls: None = None
+    functions: None = None
+    function_call: None = None
+    audio: None = None
+    metadata: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    service_tier: None = None
+    web_search_options: None = None
+    verbosity: None = None
+    prompt_cache_key: None = None
+    prompt_cache_retention: None = None
+    safety_identifier: None = None
+
+
+class CompletionRequest(OpenAIRequest):
+    """POST /v1/completions."""
+
+    prompt: Annotated[list[values.Prompt], *_PROMPT]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Small | None = None
+    suffix: None = None
+
+
+class NativeSampling(Sampling):
+    """`sampling_params` of POST /generate: the names of `SamplingParams`."""
+
+    max_new_tokens: Small | None = None
+    include_stop: bool | None = None
+
+
+class GenerateRequest(Request):
+    """POST /generate. Exactly one of `text` and `input_ids`; `many` tells whether it is a list of prompts."""
+
+    text: Annotated[values.Prompts | None, *_TEXTS] = None
+    input_ids: Annotated[values.Prompts | None, *_INPUT_IDS] = None
+    sampling_params: NativeSampling | None = None
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize. Exactly one of `prompt`, `text` (the same) and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    text: str | None = None
+    messages: Annotated[list[dict[str, Any]] | None, *_MESSAGES] = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], *_TEMPLATE_KWARGS] = {}
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], *_TOKENS]
+
+
+class AbortRequest(Body):
+    """POST /abort: one request by its id (`17` or `chatcmpl-17`), or all of them."""
+
+    request_id: Annotated[int | None, *_REQUEST_ID] = None
+    all: bool | None = None

@@ -1,0 +1,233 @@
+"""Hand-made checks of fields with long or mixed lists; each stops at the first fault and names its place.
+
+All raise InvalidRequestError. They run while a body is parsed, in a thread when it is large.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from weft.core.errors import InvalidRequestError
+from weft.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+
+MAX_PROMPTS = 256
+MAX_MESSAGES = 10_000
+MAX_DEPTH = 32
+MAX_TOKEN_ID = 2**31 - 1
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_NULL_ONLY = ("refusal", "audio", "annotations", "function_call")  # in every message that the openai package dumps
+_MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *_NULL_ONLY})
+_PUBLIC_ID = re.compile(r"(?:(?:chatcmpl|cmpl|gen)-)?([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt in exactly one of its three forms."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a request; `many`: they came as a list, and so goes the answer."""
+
+    items: list[Prompt]
+    many: bool
+
+
+def refuse(param: str, value: object, allowed: str) -> NoReturn:
+    raise InvalidRequestError(f"{param}: {reprlib.repr(value)} is not allowed (allowed: {allowed})", param=param)
+
+
+def prompts(value: Any) -> list[Prompt]:
+    """`prompt` of /v1/completions: text or token ids, one or a list."""
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
+        return _texts(value, "prompt").items
+    if isinstance(value, list):
+        return _id_lists(value, "prompt").items
+    refuse("prompt", value, "text, token ids, or a list of either")
+
+
+def texts(value: Any) -> Prompts | None:
+    """`text` of /generate."""
+    return None if value is None else _texts(value, "text")
+
+
+def input_ids(value: Any) -> Prompts | None:
+    """`input_ids` of /generate."""
+    return None if value is None else _id_lists(value, "input_ids")
+
+
+def tokens(value: Any) -> list[int]:
+    """`tokens` of /detokenize; none is a valid number of tokens there."""
+    return _ids(value, "tokens") if value != [] else []
+
+
+def stop_strings(value: Any) -> tuple[str, ...]:
+    """`stop`: a string, a list of strings, or null."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        refuse("stop", value, "a string or a list of strings")
+    for text in value:
+        if not isinstance(text, str):
+            refuse("stop", text, "a string or a list of strings")
+    return tuple(value)
+
+
+def stop_token_ids(value: Any) -> tuple[int, ...]:
+    if value is None or value == []:
+        return ()
+    if isinstance(value, list) and len(value) > MAX_STOP_TOKEN_IDS:
+        refuse("stop_token_ids", f"{len(value)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+    return tuple(_ids(value, "stop_token_ids"))
+
+
+def logit_bias(value: Any) -> dict[int, float]:
+    """`logit_bias`: token id, as JSON's keys have it in a string, to a number."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        refuse("logit_bias", value, "an object from token id to number")
+    if len(value) > MAX_LOGIT_BIAS:
+        refuse("logit_bias", f"{len(value)} entries", f"at most {MAX_LOGIT_BIAS}")
+    result: dict[int, float] = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdecimal()) or len(key) > 10 or int(key) > MAX_TOKEN_ID:
+            refuse("logit_bias", key, "token ids as keys")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+            refuse("logit_bias", bias, "numbers as values")
+        result[int(key)] = float(bias) if abs(bias) <= 100 else 101.0  # any number over the limit is refused later
+    return result
+
+
+def template_kwargs(value: Any) -> dict[str, Any]:
+    """`chat_template_kwargs`: further variables for the chat template."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        refuse("chat_template_kwargs", value, "an object")
+    if "add_generation_prompt" in value:
+        text = "chat_template_kwargs: add_generation_prompt is a parameter of its own"
+        raise InvalidRequestError(text, param="chat_template_kwargs")
+    _check_depth(value, "chat_template_kwargs")
+    return value
+
+
+def request_id(value: Any) -> int | None:
+    """`request_id` of /abort: 17, "17" or "chatcmpl-17"."""
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    match = _PUBLIC_ID.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        refuse("request_id", value, 'the integer id or "chatcmpl-17"')
+    return int(match.group(1))
+
+
+def messages(value: Any) -> list[dict[str, Any]]:
+    """`messages`, with null fields left out and `developer` renamed to `system`, as templates know it."""
+    if not isinstance(value, list):
+        refuse("messages", value, "a list of messages")
+    if not value:
+        raise InvalidRequestError("messages: at least one message is needed", param="messages")
+    if len(value) > MAX_MESSAGES:
+        refuse("messages", f"{len(value)} messages", f"at most {MAX_MESSAGES}")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(value)]
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        refuse(where, message, "an object with role and content")
+    for name, field in message.items():
+        if name not in _MESSAGE_FIELDS:
+            raise InvalidRequestError(
+                f"{where}.{name}: not a field of messages in this version", param=f"{where}.{name}"
+            )
+        if name in _NULL_ONLY and field:
+            raise InvalidRequestError(f"{where}.{name}: not supported in this version", param=f"{where}.{name}")
+    role = message.get("role")
+    if role not in ROLES:
+        refuse(f"{where}.role", role, ", ".join(ROLES))
+    for name in ("name", "tool_call_id"):
+        if not isinstance(message.get(name), (str, type(None))):
+            refuse(f"{where}.{name}", message[name], "text")
+    calls = message.get("tool_calls")
+    if calls and (role != "assistant" or not isinstance(calls, list)):
+        refuse(f"{where}.tool_calls", calls, "a list, in messages of the assistant")
+    _check_depth(calls, f"{where}.tool_calls")
+    _check_content(message.get("content"), role, f"{where}.content")
+    result = {name: field for name, field in message.items() if field is not None and name not in _NULL_ONLY}
+    result["role"] = "system" if role == "developer" else role
+    result.setdefault("content", None)
+    return result
+
+
+def _check_content(content: Any, role: str, where: str) -> None:
+    if isinstance(content, str) or (content is None and role == "assistant"):
+        return
+    if not isinstance(content, list):
+        refuse(where, content, "text or a list of text parts")
+    for j, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            refuse(f"{where}[{j}].type", kind, "text")
+        if not isinstance(part.get("text"), str) or len(part) != 2:
+            refuse(f"{where}[{j}]", part, "type and text")
+
+
+def _check_depth(value: Any, where: str, left: int = MAX_DEPTH) -> None:
+    """What goes on to other processes must not be nested deeper than every encoder on the way can follow."""
+    if isinstance(value, (list, dict)):
+        if left == 0:
+            raise InvalidRequestError(f"{where}: nested deeper than {MAX_DEPTH} levels", param=where)
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, where, left - 1)
+
+
+def _texts(value: Any, param: str) -> Prompts:
+    items = value if isinstance(value, list) else [value]
+    _check_count(items, param)
+    for i, text in enumerate(items):
+        where = f"{param}[{i}]" if isinstance(value, list) else param
+        if not isinstance(text, str):
+            refuse(param, text, f"text, as the other items ({where})")
+        if not text:
+            raise InvalidRequestError(f"{where}: the prompt is empty", param=param)
+    return Prompts([Prompt(text=text) for text in items], isinstance(value, list))
+
+
+def _id_lists(value: Any, param: str) -> Prompts:
+    if not isinstance(value, list):
+        refuse(param, value, "a list of token ids, or of such lists")
+    if not value or not isinstance(value[0], list):
+        return Prompts([Prompt(token_ids=_ids(value, param))], False)
+    _check_count(value, param)
+    return Prompts([Prompt(token_ids=_ids(ids, param)) for ids in value], True)
+
+
+def _check_count(items: list[Any], param: str) -> None:
+    if not items:
+        raise InvalidRequestError(f"{param}: the prompt is empty", param=param)
+    if len(items) > MAX_PROMPTS:
+        refuse(param, f"{len(items)} prompts", f"at most {MAX_PROMPTS}")
+
+
+def _ids(value: Any, param: str) -> list[int]:
+    if not isinstance(value, list):
+        refuse(param, value, "a list of token ids")
+    if not value:
+        raise InvalidRequestError(f"{param}: the prompt is empty", param=param)
+    for token in value:
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            refuse(param, token, "token ids")
+    return value

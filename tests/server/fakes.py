@@ -1,0 +1,150 @@
+"""An EngineClient without processes: what it is asked is kept, what it answers is scripted by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from weft.config.settings import EngineSettings, HttpSettings, SchedulerSettings, Settings
+from weft.core.errors import UnavailableError, WeftError
+from weft.engine.client import Generation, ModelFacts
+from weft.ipc.errors import error_from, error_info
+from weft.ipc.messages import End, ErrorInfo, TextDelta, TextLogprob, TextQuery, TextRequest
+
+FACTS = ModelFacts(
+    served_name="weft-demo",
+    backend="fake",
+    description="a fake",
+    dtype="float32",
+    vocab_size=1000,
+    max_context_tokens=64,
+    kv_tokens=4096,
+    has_chat_template=True,
+    created=1700000000,
+    geometry={},
+)
+
+STATS = {"requests": {"queued": 0, "pending": 0, "processing": 0}, "engine": {"backend": "fake"}}
+
+Behaviour = Callable[["FakeEngineClient", TextRequest], None]
+
+
+def settings(**http: Any) -> Settings:
+    """Default settings but for these of `http`, with priorities on."""
+    return Settings(http=HttpSettings(**http), scheduler=SchedulerSettings(priority=True), engine=EngineSettings())
+
+
+def ended(reason: str = "stop", completion_tokens: int = 2, **fields: Any) -> End:
+    numbers = {"prompt_tokens": 5, "cached_tokens": 3, "queue_s": 0.1, "prefill_s": 0.2, "decode_s": 0.3}
+    return End("completed", finish_reason=reason, completion_tokens=completion_tokens, **(numbers | fields))
+
+
+def failed(status: int, message: str = "scripted", **fields: Any) -> End:
+    return End("failed", error=ErrorInfo(status, message, **fields))
+
+
+def logprob(token: str, value: float = -0.5) -> TextLogprob:
+    top = [(token, token.encode(), value), ("other", b"other", float("-inf"))]
+    return TextLogprob(token, token.encode(), value, top)
+
+
+def says(*texts: str, end: End | None = None) -> Behaviour:
+    """Every id answers with these texts, one delta each, and then ends; log probabilities where asked for."""
+
+    def behaviour(client: FakeEngineClient, request: TextRequest) -> None:
+        for request_id in request.request_ids:
+            last = end if end is not None else ended(completion_tokens=len(texts))
+            for i, text in enumerate(texts):
+                first = i == 0 and request.echo
+                scored = request.params.prompt_logprobs is not None and first
+                client.deliver(
+                    request_id,
+                    text,
+                    token_ids=[100 + i],
+                    logprobs=None if request.params.logprobs is None else [logprob(text)],
+                    prompt_text=(request.text or "decoded prompt") if first else None,
+                    prompt_logprobs=[None, logprob("b"), logprob("é")] if scored else None,
+                )
+            client.deliver(request_id, end=End(**{name: getattr(last, name) for name in last.__struct_fields__}))
+
+    return behaviour
+
+
+def silent(client: FakeEngineClient, request: TextRequest) -> None:
+    """The test delivers by hand."""
+
+
+class FakeEngineClient:
+    """The interface of `EngineClient`, in memory. `behaviour` is called with every request that is submitted."""
+
+    def __init__(self, behaviour: Behaviour | None = None) -> None:
+        self.behaviour: Behaviour = behaviour or says("Hello", " world")
+        self.requests: list[TextRequest] = []
+        self.queries: list[TextQuery] = []
+        self.aborted: list[int] = []
+        self.submitted = asyncio.Event()
+        self.abort_seen = asyncio.Event()
+        self.engine_answers: dict[str, Any] = {"stats": STATS, "flush_cache": {"flushed_tokens": 7}}
+        self.text_answer: dict[str, Any] | WeftError = {"tokens": [1, 2], "pieces": ["a", "b"], "text": "ab"}
+        self.failure: WeftError | None = None
+        self.last_heartbeat_s = time.monotonic()
+        self._ids = itertools.count(1)
+        self._generations: dict[int, Generation] = {}
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._generations)
+
+    def new_ids(self, count: int) -> list[int]:
+        return list(itertools.islice(self._ids, count))
+
+    def submit(self, *requests: TextRequest) -> Generation:
+        if self.failure is not None:
+            raise UnavailableError(f"the engine is not available: {self.failure.message}")
+        ids = [request_id for request in requests for request_id in request.request_ids]
+        generation = Generation(self, ids)  # type: ignore[arg-type]
+        self._generations |= dict.fromkeys(ids, generation)
+        for request in requests:
+            self.requests.append(request)
+            self.behaviour(self, request)
+        self.submitted.set()
+        return generation
+
+    def deliver(self, request_id: int, text: str = "", **fields: Any) -> None:
+        generation = self._generations.get(request_id)
+        if generation is not None:
+            generation.deliver(TextDelta(request_id, text, **fields))
+
+    def abort(self, request_ids: list[int] | None) -> None:
+        ids = list(self._generations) if request_ids is None else request_ids
+        self.aborted += ids
+        self.abort_seen.set()
+        loop = asyncio.get_running_loop()
+        for request_id in ids:  # later, as from another process
+            loop.call_soon(self._cancelled, request_id)
+
+    def _cancelled(self, request_id: int) -> None:
+        self.deliver(
+            request_id, end=End("cancelled", error=ErrorInfo(499, "the request was aborted", code="cancelled"))
+        )
+
+    def forget(self, request_id: int) -> None:
+        self._generations.pop(request_id, None)
+
+    def is_open(self, request_id: int) -> bool:
+        return request_id in self._generations
+
+    async def tokenize(self, query: TextQuery) -> dict[str, Any]:
+        self.queries.append(query)
+        if isinstance(self.text_answer, WeftError):
+            raise error_from(error_info(self.text_answer))
+        return self.text_answer
+
+    async def engine_query(self, op: str) -> dict[str, Any]:
+        answer = self.engine_answers[op]
+        if answer is None:  # hangs
+            await asyncio.Event().wait()
+        return answer
