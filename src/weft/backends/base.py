@@ -42,7 +42,7 @@ class Backend(Protocol):
 
     name: str
     features: frozenset[str]
-    """Optional abilities by name, such as "prompt_logprobs"."""
+    """Of "logprobs", "prompt_logprobs", "logit_bias", "penalties": requests that need another one are refused."""
 
     def load(self, progress: Progress | None = None) -> Geometry:
         """Reads the model. Raises ModelLoadError, naming the file, tensor or architecture at fault."""

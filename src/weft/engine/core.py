@@ -110,7 +110,10 @@ class EngineCore:
         return self.scheduler.has_work or bool(self._refused)
 
     def step(self) -> list[TokenOutput]:
-        """One turn: deadlines, plan, forward, apply. Raises EngineDead when the backend has failed for good."""
+        """One turn: deadlines, plan, forward, apply.
+
+        Raises EngineDead when the backend has failed for good; `take_outputs` then still has the last endings.
+        """
         now = self.clock.now_s()
         if now >= self._next_scan_s:
             self.scheduler.expire()
@@ -128,10 +131,9 @@ class EngineCore:
                 self.scheduler.apply(plan, result)
                 self._failed_steps = 0
             self._last_step_s = self.clock.now_s() - now
-        outputs = self.take_outputs()
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise EngineDead(f"{self._failed_steps} steps in a row failed")
-        return outputs
+        return self.take_outputs()
 
     def take_outputs(self) -> list[TokenOutput]:
         """What happened since the last call."""
@@ -182,9 +184,7 @@ class EngineCore:
             "logprobs": params.logprobs is not None,
             "prompt_logprobs": params.prompt_logprobs is not None,
             "logit_bias": bool(params.logit_bias),
-            "presence_penalty": params.presence_penalty != 0.0,
-            "frequency_penalty": params.frequency_penalty != 0.0,
-            "repetition_penalty": params.repetition_penalty != 1.0,
+            "penalties": params.has_penalties,
         }
         for name, asked in wanted.items():
             if asked and name not in self.backend.features:

@@ -7,6 +7,7 @@ import os
 from weft.backends.base import Geometry
 from weft.config.settings import Settings
 from weft.core.errors import SettingsError
+from weft.kv.pages import round_up
 from weft.scheduler.limits import Limits
 
 _RUNNING_SET = {"torch": 64, "fake": 64}
@@ -62,7 +63,7 @@ def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, con
     `auto` takes a quarter of the memory that is free now, but no more than the running set can fill.
     """
     kv = settings.kv_cache
-    useful = limits.max_concurrent_requests * context
+    useful = limits.max_concurrent_requests * round_up(context, kv.page_size)
     if kv.max_memory_mb != "auto":
         by_memory = int(kv.max_memory_mb * 2**20) // geometry.kv_bytes_per_token
     elif kv.max_items != "auto":
