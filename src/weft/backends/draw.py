@@ -1,8 +1,8 @@
 """Random draws that depend on a request's own seed and position alone.
 
-One uniform number per (seed, output index), from SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014) used as a counter-based generator: no state, so the same request draws the same numbers
-whatever else is in its batch and wherever it resumes. Shared by the samplers of all backends.
+One uniform number per (seed, output index), from SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014) used as a counter-based generator: no state, so the same request draws the same
+numbers whatever else is in its batch and wherever it resumes. Shared by the samplers of all backends.
 """
 
 from __future__ import annotations

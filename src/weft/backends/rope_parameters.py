@@ -132,7 +132,8 @@ def _llama3_frequencies(rope: RopeParameters, plain: Float32s) -> Float32s:
     smooth = (rope.original_max_tokens / wavelengths - low) / (high - low)
     between = (1 - smooth) * plain / rope.factor + smooth * plain
     stretched = np.where(wavelengths > rope.original_max_tokens / low, plain / rope.factor, between)
-    return np.where(wavelengths < rope.original_max_tokens / high, plain, stretched).astype(np.float32)
+    frequencies: Float32s = np.where(wavelengths < rope.original_max_tokens / high, plain, stretched).astype(np.float32)
+    return frequencies
 
 
 def _yarn_frequencies(rope: RopeParameters, dim: int, plain: Float32s) -> Float32s:
@@ -149,7 +150,8 @@ def _yarn_frequencies(rope: RopeParameters, dim: int, plain: Float32s) -> Float3
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
-    return (plain / rope.factor * ramp + plain * (1 - ramp)).astype(np.float32)
+    frequencies: Float32s = (plain / rope.factor * ramp + plain * (1 - ramp)).astype(np.float32)
+    return frequencies
 
 
 def _yarn_attention_factor(rope: RopeParameters) -> float:

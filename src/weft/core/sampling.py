@@ -85,15 +85,15 @@ class SamplingParams:
         numbers = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
         for name in numbers:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
                 _refuse(name, value, "a finite number")
         for name in ("min_tokens", "top_k"):
             if not _is_int(getattr(self, name)):
-                _refuse(name, getattr(self, name), "a whole number")
+                _refuse(name, getattr(self, name), "a 64-bit whole number")
         for name in ("max_new_tokens", "seed", "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and not _is_int(value):
-                _refuse(name, value, "a whole number or null")
+                _refuse(name, value, "a 64-bit whole number or null")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 _refuse("stop", text, "non-empty strings")
@@ -120,8 +120,6 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _check_between(name, value, 0, MAX_TOP_LOGPROBS)
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            _refuse("seed", self.seed, "a 64-bit whole number")
         if len(self.stop) > MAX_STOP_STRINGS:
             _refuse("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         for text in self.stop:
@@ -138,7 +136,8 @@ class SamplingParams:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """A whole number of 64 bits, signed or not: what travels between processes."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
 
 
 def _check_between(name: str, value: float, low: float, high: float) -> None:

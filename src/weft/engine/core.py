@@ -16,7 +16,7 @@ from weft.config.settings import Settings
 from weft.core.clock import Clock, MonotonicClock
 from weft.core.errors import EngineError, InvalidRequestError, WeftError
 from weft.core.plan import TokenLogprobs
-from weft.core.request import Ending, Request
+from weft.core.request import Ending, Request, RequestState
 from weft.core.sampling import SamplingParams
 from weft.engine.sizing import resolve_context, resolve_kv_slots, resolve_limits
 from weft.ipc.errors import error_info
@@ -188,6 +188,7 @@ class EngineCore:
         }
         for name, asked in wanted.items():
             if asked and name not in self.backend.features:
+                self.scheduler.finished[RequestState.REJECTED.value] += 1
                 raise InvalidRequestError(f"{name}: the {self.backend.name} engine does not have it", param=name)
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from weft.core.sampling import SamplingParams
 from weft.engine.core import EngineCore
 from weft.engine.text_worker import TextWorker
 from weft.ipc.errors import error_from, error_info
-from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest
+from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest, TokenOutput
 from weft.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -80,6 +81,8 @@ class LLM:
         self._core.load()
         self._worker = TextWorker(self.tokenizer)
         self._ids = itertools.count(1)
+        # Request id -> where its deltas go: several streams may be open at once, and each hears only of its own.
+        self._arrived: dict[int, deque[TextDelta]] = {}
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -110,30 +113,24 @@ class LLM:
             request = self._any_request(prompt, params)
             place[request.request_ids[0]] = index
             requests.append(request)
-        try:
-            for delta in self._deltas(requests):
+        with closing(self._deltas(requests)) as deltas:
+            for delta in deltas:
                 answer = answers[place[delta.request_id]]
                 if delta.end is not None and delta.end.error is not None:
                     answers[place[delta.request_id]] = error_from(delta.end.error)
                 elif isinstance(answer, Completion):
                     _collect(answer, delta)
-        finally:
-            self._core.abort(None)
-            self._drain()
         return answers
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
         """Yields the answer's text piece by piece; closing the iterator cancels the rest."""
         request = self._any_request(prompt, params or SamplingParams())
         request.stream = True
-        try:
-            for delta in self._deltas([request]):
+        with closing(self._deltas([request])) as deltas:
+            for delta in deltas:
                 _raise_error(delta.end)
                 if delta.text:
                     yield delta.text
-        finally:
-            self._core.abort(request.request_ids)
-            self._drain()
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -176,47 +173,54 @@ class LLM:
 
     def _run(self, requests: list[TextRequest]) -> list[Completion]:
         answers = {request.request_ids[0]: Completion() for request in requests}
-        try:
-            for delta in self._deltas(requests):
+        with closing(self._deltas(requests)) as deltas:
+            for delta in deltas:
                 _raise_error(delta.end)
                 _collect(answers[delta.request_id], delta)
-        finally:
-            self._core.abort(None)
-            self._drain()
         return list(answers.values())
 
-    def _deltas(self, requests: list[TextRequest]) -> Iterator[TextDelta]:
-        """Feeds the queue as it has room, and steps until every request has ended."""
-        waiting = deque(requests)
-        open_ids = dict.fromkeys(request.request_ids[0] for request in requests)
-        while open_ids:
-            scheduler = self._core.scheduler
-            while waiting and len(scheduler.queued) < scheduler.limits.max_queue_size:
-                request = waiting.popleft()
-                try:
-                    for submit in self._worker.prepare(request):
-                        self._core.submit(submit)
-                except WeftError as error:
-                    del open_ids[request.request_ids[0]]
-                    yield TextDelta(request.request_ids[0], end=End("rejected", error=error_info(error)))
-            for delta in self._step():
-                if delta.end is not None:
-                    open_ids.pop(delta.request_id, None)
-                yield delta
+    def _deltas(self, requests: list[TextRequest]) -> Generator[TextDelta, None, None]:
+        """Feeds the queue as it has room, and steps until every request has ended; to be closed by who takes it.
 
-    def _step(self) -> list[TextDelta]:
-        deltas: list[TextDelta] = []
-        for output in self._core.step():
+        Closing cancels what has not ended. Requests of others run along, and their deltas wait for them.
+        """
+        waiting = deque(requests)
+        arrived: deque[TextDelta] = deque()
+        open_ids = dict.fromkeys(request.request_ids[0] for request in requests)
+        self._arrived.update(dict.fromkeys(open_ids, arrived))
+        try:
+            while open_ids:
+                self._feed(waiting, arrived)
+                if not arrived:
+                    self._push(self._core.step())
+                while arrived:
+                    delta = arrived.popleft()
+                    if delta.end is not None:
+                        del open_ids[delta.request_id], self._arrived[delta.request_id]
+                    yield delta
+        finally:
+            self._core.abort(list(open_ids))
+            self._push(self._core.take_outputs())
+            for request_id in open_ids:
+                del self._arrived[request_id]
+
+    def _feed(self, waiting: deque[TextRequest], arrived: deque[TextDelta]) -> None:
+        scheduler = self._core.scheduler
+        while waiting and len(scheduler.queued) < scheduler.limits.max_queue_size:
+            request = waiting.popleft()
+            try:
+                for submit in self._worker.prepare(request):
+                    self._core.submit(submit)
+            except WeftError as error:
+                arrived.append(TextDelta(request.request_ids[0], end=End("rejected", error=error_info(error))))
+
+    def _push(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
             delta, complete = self._worker.push(output)
             if delta is not None:
-                deltas.append(delta)
+                self._arrived[output.request_id].append(delta)
             if complete:
                 self._core.complete(output.request_id)
-        return deltas
-
-    def _drain(self) -> None:
-        for output in self._core.take_outputs():
-            self._worker.push(output)
 
 
 def _resolve(model: str | None, dtype: str, backend: str, settings: Mapping[str, Any]) -> Settings:

@@ -30,14 +30,16 @@ from weft.text.tokenizer import Tokenizer
 class _State:
     """One request between its Submit and its end.
 
-    `pending` collects what an unstreamed request will be told at its end; `used` counts the tokens up to the one that
-    completed a stop string.
+    `pending` and `pieces`, its text, collect what the next delta will tell (all of it, for an unstreamed request);
+    `used` counts the tokens up to the one that completed a stop string.
     """
 
     text: TextStream
     streaming: bool
     wants_logprobs: bool
+    wants_prompt_logprobs: bool
     pending: TextDelta
+    pieces: list[str] = field(default_factory=list)
     used: int = 0
     stopped_by: str | None = None
     finish_sent: bool = False
@@ -67,12 +69,13 @@ class TextWorker:
         """Opens the state of a request whose prompt is tokenized; returns what the engine is to be sent."""
         echoed = self._echoed(request, prompt_ids) if request.echo else None
         packed = np.asarray(prompt_ids, dtype=np.int32).tobytes()
+        states: dict[int, _State] = {}
         submits: list[Submit] = []
         for offset, request_id in enumerate(request.request_ids):
             params = request.params
             if params.seed is not None and offset:
-                params = params.with_seed(params.seed + offset)
-            self._states[request_id] = _State(
+                params = params.with_seed((params.seed + offset) % 2**64)
+            states[request_id] = _State(
                 text=TextStream(
                     self.tokenizer,
                     prompt_ids=prompt_ids[-16:] if request.messages is None else (),
@@ -83,6 +86,7 @@ class TextWorker:
                 ),
                 streaming=request.stream,
                 wants_logprobs=params.logprobs is not None,
+                wants_prompt_logprobs=params.prompt_logprobs is not None,
                 pending=TextDelta(request_id, prompt_text=echoed),
             )
             submits.append(
@@ -96,6 +100,7 @@ class TextWorker:
                     request.deadline_s,
                 )
             )
+        self._states.update(states)  # all or none: an error above leaves nothing behind
         return submits
 
     def answer(self, query: TextQuery) -> dict[str, Any]:
@@ -161,40 +166,38 @@ class TextWorker:
         if output.end is not None:
             self._finish(state, output.end)
             del self._states[output.request_id]
-            return state.pending, False
-        if not state.streaming:
-            return None, tell_engine
-        delta = state.pending
-        if not (delta.text or delta.token_ids or delta.prompt_logprobs):
-            return None, tell_engine
-        state.pending = TextDelta(output.request_id)
-        return delta, tell_engine
+            return _take_delta(state), False
+        news = any(state.pieces) or state.pending.token_ids or state.pending.prompt_logprobs
+        return _take_delta(state) if state.streaming and news else None, tell_engine
 
     def _push_tokens(self, state: _State, output: TokenOutput) -> None:
         ids = output.tokens if output.end_token is None else output.tokens[:-1]
         if not output.tokens or state.stopped_by is not None:
             return
-        if state.prompt_logprobs:
+        if state.wants_prompt_logprobs:
             state.pending.prompt_logprobs = [None, *(self._logprob(item) for item in state.prompt_logprobs)]
-            state.prompt_logprobs = []
+            state.prompt_logprobs, state.wants_prompt_logprobs = [], False
         piece = state.text.push(ids)
         state.used += piece.tokens_used
         state.stopped_by = piece.matched_stop
-        state.pending.text += piece.text
-        state.pending.token_ids = state.pending.token_ids + ids[: piece.tokens_used]
+        state.pieces.append(piece.text)
+        state.pending.token_ids.extend(ids[: piece.tokens_used])
         if state.wants_logprobs:
-            items = (output.logprobs or [])[: piece.tokens_used]
-            state.pending.logprobs = [*(state.pending.logprobs or []), *(self._logprob(item) for item in items)]
+            if state.pending.logprobs is None:
+                state.pending.logprobs = []
+            state.pending.logprobs.extend(map(self._logprob, (output.logprobs or [])[: piece.tokens_used]))
 
     def _finish(self, state: _State, end: End) -> None:
-        """Completes the last delta: text that was held back, and the facts of a stop string."""
+        """Completes the last delta: text that was held back, and the facts of a stop string.
+
+        An answer that a stop string had completed stays complete, whatever befell the engine before it knew.
+        """
         state.pending.end = end
-        if end.state != "completed":
-            return
-        if state.stopped_by is None:
-            state.pending.text += state.text.finish()
+        if end.state == "completed" and state.stopped_by is None:
+            state.pieces.append(state.text.finish())
             state.stopped_by = state.text.matched_stop
         if state.stopped_by is not None:
+            end.state, end.error = "completed", None
             end.finish_reason = "stop"
             end.stop = state.stopped_by
             end.completion_tokens = state.used
@@ -207,3 +210,11 @@ class TextWorker:
             item.logprob,
             [(text(i), data(i), p) for i, p in zip(item.top_ids, item.top_logprobs, strict=True)],
         )
+
+
+def _take_delta(state: _State) -> TextDelta:
+    """What has collected; an empty delta takes its place."""
+    delta = state.pending
+    delta.text = "".join(state.pieces)
+    state.pending, state.pieces = TextDelta(delta.request_id), []
+    return delta

@@ -155,7 +155,7 @@ class PrefixCache:
             self.pages.free(row[old.length :])
         self.tree.unlock(old.node)
         if self.retain == "none":
-            self.pages.free(self.tree.drop(old.node))
+            self.pages.free(self.tree.evict(self.tree.unlocked_tokens))
         self.rows.give_back(request.row)
         request.row, request.prefix, request.allocated_len = -1, None, 0
 

@@ -132,11 +132,14 @@ class RadixTree:
             step = step.parent
 
     def unlock(self, node: Node) -> None:
+        """Undoes one `lock`; the path counts as used until now."""
+        now = self._tick()
         step: Node | None = node
         while step is not None:
             if step.locks <= 0:
                 raise InvariantError("unlock of a node that is not locked")
             step.locks -= 1
+            step.last_used = now
             if step.locks == 0:
                 self.locked_tokens -= len(step)
                 self.unlocked_tokens += len(step)
@@ -165,17 +168,6 @@ class RadixTree:
             removed += len(node)
             gone.append(node.slots)
             self._offer(parent)
-        return np.concatenate(gone) if gone else np.empty(0, dtype=np.int32)
-
-    def drop(self, node: Node) -> Int32s:
-        """Removes `node`, then its ancestors while they are leaves that nobody holds; returns their slots."""
-        gone: list[Int32s] = []
-        while node.parent is not None and not node.locks and not node.children:
-            parent = node.parent
-            self._remove(node)
-            gone.append(node.slots)
-            node = parent
-        self._offer(node)
         return np.concatenate(gone) if gone else np.empty(0, dtype=np.int32)
 
     # ---- checking ---------------------------------------------------------------------------------------------
@@ -239,7 +231,8 @@ class RadixTree:
         """Cuts `node` after `at` tokens; returns the new upper part. Whoever held `node` holds both parts."""
         parent = node.parent
         assert parent is not None and 0 < at < len(node)
-        upper = Node(node.key[:at], node.slots[:at], parent, node.last_used)
+        # A copy: a short common beginning must not keep the arrays of a long prompt alive after the rest was evicted.
+        upper = Node(node.key[:at].copy(), node.slots[:at].copy(), parent, node.last_used)
         upper.locks = node.locks
         parent.children[self._child_key(upper.key, 0)] = upper
         node.key, node.slots, node.parent = node.key[at:], node.slots[at:], upper

@@ -40,7 +40,12 @@ class PrefillAdder:
         self._places_left = limits.max_batch_size - len(running)
         self._reserved = sum(self._growth(request) for request in running)
         # Uncached beginnings that this step computes, as (node where the cache ends, next tokens).
-        self._claims: dict[tuple[int, bytes], int] = {}
+        self._claims: dict[tuple[int, bytes] | None, None] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody else can be taken, whoever it is."""
+        return self._places_left <= 0 or self._tokens_left <= 0
 
     def continue_chunked(self, request: Request) -> None:
         """The request whose prompt was cut goes first; its KV is reserved since it was taken."""
@@ -48,7 +53,7 @@ class PrefillAdder:
 
     def add(self, request: Request) -> Verdict:
         """Tries one PENDING request; attaches it to the cache if taken, leaves no trace otherwise."""
-        if self._places_left <= 0 or self._tokens_left <= 0 or self.chunked is not None:
+        if self.full:
             return Verdict.STOP
         self._cache.attach(request, reuse=request.params.prompt_logprobs is None)
         verdict = self._judge(request)
@@ -64,24 +69,29 @@ class PrefillAdder:
     def _judge(self, request: Request) -> Verdict:
         if self._reserved + self._growth(request) > self._cache.available:
             return Verdict.STOP
-        claim = self._claim(request)
-        if claim is not None and claim in self._claims:
+        reuses = request.params.prompt_logprobs is None  # who computes all of its prompt gains nothing by waiting
+        if reuses and self._claim(request) in self._claims:
             return Verdict.LATER
+        if self.chunked is not None and self._share(request) < request.extend_len:
+            return Verdict.LATER  # only one prompt is cut at a time; shorter ones may still use what is left
         if self._limits.chunked_prefill_size is None and request.extend_len > self._tokens_left and self.taken:
             return Verdict.STOP
         return Verdict.TAKEN
 
     def _take(self, request: Request) -> None:
-        tokens = request.extend_len
-        if self._limits.chunked_prefill_size is not None:
-            tokens = min(tokens, self._limits.chunked_prefill_size, self._tokens_left)
+        tokens = self._share(request)
         if tokens < request.extend_len:
             self.chunked = request
         self._tokens_left -= tokens
-        claim = self._claim(request)
-        if claim is not None:
-            self._claims.setdefault(claim, request.request_id)
+        if (claim := self._claim(request)) is not None:
+            self._claims[claim] = None
         self.taken.append((request, tokens))
+
+    def _share(self, request: Request) -> int:
+        """Tokens of the request that this step can compute."""
+        if self._limits.chunked_prefill_size is None:
+            return request.extend_len
+        return min(request.extend_len, self._limits.chunked_prefill_size, self._tokens_left)
 
     def _claim(self, request: Request) -> tuple[int, bytes] | None:
         """Where the request leaves the cache and how it goes on; None when too little is left to wait for."""

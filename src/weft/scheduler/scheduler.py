@@ -26,6 +26,7 @@ from weft.core.request import Ending, FinishReason, Request, RequestState
 from weft.core.sampling import SamplingParams
 from weft.kv.prefix_cache import PrefixCache
 from weft.scheduler.limits import Limits
+from weft.scheduler.pace import Pace
 from weft.scheduler.planner import Row, build_plan
 from weft.scheduler.policy import ordered
 from weft.scheduler.prefill import PrefillAdder, Verdict
@@ -85,6 +86,7 @@ class Scheduler:
         self._in_flight: dict[int, list[Row]] = {}
         self._marked: dict[int, Ending] = {}
         self._updates: list[Update] = []
+        self._pace = Pace()
 
     # ---- requests come and go ---------------------------------------------------------------------------------
 
@@ -110,7 +112,10 @@ class Scheduler:
         try:
             limit = self._checked_limit(prompt_ids, params)
             if len(self.queued) >= self.limits.max_queue_size and not self._has_place:
-                raise QueueFullError(f"the waiting queue is full ({self.limits.max_queue_size} requests)")
+                raise QueueFullError(
+                    f"the waiting queue is full ({self.limits.max_queue_size} requests)",
+                    retry_after_s=self._pace.seconds_for(len(self.queued) / 2),
+                )
         except WeftError:
             self.finished[RequestState.REJECTED.value] += 1
             raise
@@ -164,7 +169,7 @@ class Scheduler:
             if self._chunked.in_flight:
                 return None
             adder.continue_chunked(self._chunked)
-        for request in ordered(self.pending.values(), self.limits, self.cache.peek):
+        for request in ordered(self.pending.values(), self.limits, self.cache.peek) if not adder.full else ():
             if adder.add(request) is Verdict.STOP:
                 break
         self._start(adder)
@@ -192,17 +197,14 @@ class Scheduler:
             if error is None and plan.emits[index] and not 0 <= token < self.vocab_size:
                 error = f"the engine chose token {token}, which is not in the vocabulary"
             if error is not None:
-                self._end(request, Ending(RequestState.FAILED, error=EngineError(error)))
+                self._end_failed(request, error)
                 continue
             self._record(request, token if plan.emits[index] else None, index, result)
 
     def fail(self, plan: StepPlan, message: str) -> None:
         """The whole step failed: its requests end, the others go on."""
         for request, _ in self._land(plan):
-            ending = self._marked.get(request.request_id)
-            if ending is None:
-                ending = Ending(RequestState.FAILED, error=EngineError(message))
-            self._end(request, ending)
+            self._end_failed(request, message)
 
     def check(self) -> None:
         """Proves all invariants; raises InvariantError."""
@@ -335,10 +337,17 @@ class Scheduler:
             self._end(request, ending)
         return True
 
-    def _end(self, request: Request, ending: Ending, update: Update | None = None) -> None:
+    def _end_failed(self, request: Request, message: str) -> None:
+        """Its computation failed; who was marked before ends as marked. The new KV is worth nothing either way."""
+        failed = Ending(RequestState.FAILED, error=EngineError(message))
+        self._end(request, self._marked.get(request.request_id, failed), keep=False)
+
+    def _end(self, request: Request, ending: Ending, update: Update | None = None, *, keep: bool = True) -> None:
         """The one place where a request ends: state, KV and row, containers, counters, its last update."""
-        request.finish(ending, self._clock.now_s())
-        self.cache.cache_finished(request, keep=ending.state is not RequestState.FAILED)
+        now = self._clock.now_s()
+        request.finish(ending, now)
+        self._pace.note(now)
+        self.cache.cache_finished(request, keep=keep)
         for container in (self.queued, self.pending, self.running):
             container.pop(request.request_id, None)
         self._marked.pop(request.request_id, None)

@@ -17,7 +17,7 @@ from weft.backends.torch.loader import DTYPES, check_fit, load_weights
 from weft.backends.torch.models import Decoder, LogitsOf, Model
 from weft.backends.torch.sampler import choose, describe, log_softmax
 from weft.core.errors import SettingsError
-from weft.core.plan import StepPlan, StepResult, TokenLogprobs
+from weft.core.plan import Int64s, StepPlan, StepResult, TokenLogprobs
 
 DTYPE_NAMES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -43,7 +43,7 @@ class TorchBackend:
     """
 
     name = "torch"
-    features = frozenset({"prompt_logprobs"})
+    features = frozenset({"logprobs", "prompt_logprobs", "logit_bias", "penalties"})
 
     def __init__(
         self,
@@ -92,19 +92,22 @@ class TorchBackend:
         self._attention = None  # gives the old pool back before the new one is made
         self._attention = self._attention_kind(KVPool(model.kv_shapes, num_slots, model.kv_dtype, self._device))
 
-    @torch.inference_mode()
     def forward(self, plan: StepPlan) -> StepResult:
         """Computes one step."""
+        with torch.inference_mode():
+            return self._forward(plan)
+
+    def _forward(self, plan: StepPlan) -> StepResult:
         model = self._loaded()
         if self._attention is None or self._builder is None:
             raise RuntimeError("forward was called before allocate_kv")
         ends = np.cumsum(plan.extend_lens)
         emitting = [row.row for row in plan.sampling]
-        wanted = [ends[emitting] - 1] if emitting else []
+        wanted: list[Int64s] = [np.asarray(ends[emitting] - 1, np.int64)] if emitting else []
         for row, asked in plan.prompt_logprobs.items():
             first = int(ends[row] - plan.extend_lens[row])
-            wanted.append(np.arange(first, first + len(asked.targets)))
-        places = np.concatenate(wanted).astype(np.int64) if wanted else np.empty(0, np.int64)
+            wanted.append(np.arange(first, first + len(asked.targets), dtype=np.int64))
+        places = np.concatenate(wanted) if wanted else np.empty(0, np.int64)
         batch = self._builder.build(plan)
         logits_of = model.forward(batch, self._attention, torch.from_numpy(places).to(self._device))
         tokens = np.full(plan.num_rows, -1, np.int32)
@@ -125,9 +128,7 @@ class TorchBackend:
             raise RuntimeError("the torch backend was used before load, or after close")
         return self._model
 
-    def _load_model(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None
-    ) -> tuple[Model, str]:
+    def _load_model(self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None) -> tuple[Model, str]:
         try:
             config = read_config(checkpoint)
         except NotNativeError:
@@ -150,9 +151,7 @@ class TorchBackend:
             name = str(DTYPES[first]).removeprefix("torch.")
         return DTYPE_NAMES.get(name, torch.float32)
 
-    def _prompt_logprobs(
-        self, plan: StepPlan, logits_of: LogitsOf, offset: int
-    ) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, plan: StepPlan, logits_of: LogitsOf, offset: int) -> dict[int, list[TokenLogprobs]]:
         """Log probabilities of the prompt's tokens; `offset` logits precede theirs."""
         at_once = max(1, LOGITS_AT_ONCE // self._loaded().vocab_size)
         found: dict[int, list[TokenLogprobs]] = {}
@@ -183,4 +182,3 @@ def _pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"device: {name!r} is not available (PyTorch {torch.__version__} finds no CUDA device)")
     return device
-

@@ -150,9 +150,7 @@ class BatchBuilder:
             extend=tuple(self._extend_row(plan, int(row), int(starts[row]), window) for row in extending),
         )
 
-    def _decode_groups(
-        self, plan: StepPlan, rows: Int64s, starts: Int64s, window: int | None
-    ) -> Iterable[DecodeGroup]:
+    def _decode_groups(self, plan: StepPlan, rows: Int64s, starts: Int64s, window: int | None) -> Iterable[DecodeGroup]:
         if rows.size == 0:
             return
         ends = plan.seq_lens[rows].astype(np.int64)
@@ -166,9 +164,7 @@ class BatchBuilder:
         for members in group_by_length(np.flatnonzero(together), lengths):
             yield self._decode_group(plan, rows[members], starts, ends[members], lengths[members])
 
-    def _decode_group(
-        self, plan: StepPlan, rows: Int64s, starts: Int64s, ends: Int64s, lengths: Int64s
-    ) -> DecodeGroup:
+    def _decode_group(self, plan: StepPlan, rows: Int64s, starts: Int64s, ends: Int64s, lengths: Int64s) -> DecodeGroup:
         longest = int(lengths.max())
         offsets = np.minimum(np.arange(longest), lengths[:, None] - 1)  # beyond the end: the row's own last slot
         slots = plan.page_table[rows[:, None], (ends - lengths)[:, None] + offsets]

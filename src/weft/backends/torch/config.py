@@ -166,7 +166,11 @@ def _smollm3(values: Values) -> Switches:
     count = int(values["num_hidden_layers"])
     interval = int(values.get("no_rope_layer_interval", 4))
     turning = values.get("no_rope_layers") or [(index + 1) % interval != 0 for index in range(count)]
-    return {**_llama(values), "windows": _switched_windows(values), "rope_layers": tuple(bool(turns) for turns in turning)}
+    return {
+        **_llama(values),
+        "windows": _switched_windows(values),
+        "rope_layers": tuple(bool(turns) for turns in turning),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,10 @@ class Attention:
         return KVShape(self.num_kv_heads, self.head_dim, self.head_dim)
 
     def wanted(self) -> Iterator[Wanted]:
-        for module in (self.qkv, self.out, *self.norms):
-            yield from module.wanted()
+        yield from self.qkv.wanted()
+        yield from self.out.wanted()
+        for norm in self.norms:
+            yield from norm.wanted()
 
     def finish(self) -> None:
         self.qkv.finish()

@@ -1,7 +1,7 @@
 """Linear layers, with weights reordered once for oneDNN where that is faster.
 
-oneDNN wants weights in blocks that fit the processor; `F.linear` would reorder them in every call. A packed weight takes
-the place of the original, which is released, so that packing costs no memory in the end.
+oneDNN wants weights in blocks that fit the processor; `F.linear` would reorder them in every call. A packed weight
+takes the place of the original, which is released, so that packing costs no memory in the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def packing_works(dtype: torch.dtype) -> bool:
     weight = torch.arange(32 * 64, dtype=torch.float32).remainder(7).sub(3).view(32, 64).to(dtype)
     rows = torch.arange(3 * 64, dtype=torch.float32).remainder(5).sub(2).view(3, 64).to(dtype)
     try:
-        return torch.equal(_packed_linear(rows, _pack(weight), None), F.linear(rows, weight))
+        return bool(torch.equal(_packed_linear(rows, _pack(weight), None), F.linear(rows, weight)))
     except (RuntimeError, AttributeError):  # an older processor, or a build without these operators
         return False
 

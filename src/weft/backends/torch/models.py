@@ -38,11 +38,9 @@ class Embedding:
 
     def __init__(self, name: str, count: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.name = name
-        self._make = lambda: torch.empty(count, width, dtype=dtype, device=device)
-        self.weight = torch.empty(0, dtype=dtype, device=device)
+        self.weight = torch.empty(count, width, dtype=dtype, device=device)
 
     def wanted(self) -> Iterator[Wanted]:
-        self.weight = self._make()
         yield Wanted(f"{self.name}.weight", self.weight)
 
     def finish(self) -> None:
@@ -73,9 +71,8 @@ class DecoderLayer:
     def modules(self) -> Iterator[Module]:
         yield from self.norms
         yield self.attention
-        if isinstance(self.mlp, MoE):  # expert by expert, so that loading holds one unpacked expert at a time
-            yield self.mlp.router
-            yield from self.mlp.experts
+        if isinstance(self.mlp, MoE):
+            yield from self.mlp.modules()
         else:
             yield self.mlp
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from weft.backends.torch.config import DecoderConfig, MoEConfig
-from weft.backends.torch.layers import GatedMLP
-from weft.backends.torch.linear import Linear, Wanted
+from weft.backends.torch.layers import GatedMLP, Module
+from weft.backends.torch.linear import Linear
 
 
 class MoE:
@@ -24,13 +24,10 @@ class MoE:
             for index in range(moe.num_experts)
         ]
 
-    def wanted(self) -> Iterator[Wanted]:
-        for module in (self.router, *self.experts):
-            yield from module.wanted()
-
-    def finish(self) -> None:
-        for module in (self.router, *self.experts):
-            module.finish()
+    def modules(self) -> Iterator[Module]:
+        """Expert by expert, so that loading holds one unpacked expert at a time."""
+        yield self.router
+        yield from self.experts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, hidden] -> [n, hidden]. Each expert sees its tokens together, whoever sent them."""

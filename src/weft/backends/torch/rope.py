@@ -1,4 +1,4 @@
-"""Rotary position embedding on tensors (RoFormer, arXiv:2104.09864), in the "rotate half" layout of Hugging Face models.
+"""Rotary position embedding on tensors (RoFormer, arXiv:2104.09864), in Hugging Face models' "rotate half" layout.
 
 The table of a step is computed once and serves all layers. Invariant: a token's angles depend on its own position
 only, never on the length of its sequence, so that a stored key stays valid for whoever continues from it. Under
