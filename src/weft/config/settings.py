@@ -149,7 +149,7 @@ class SchedulerSettings(Section, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     deadline_scan_s: Annotated[
         Annotated[float, Meta(ge=0.5, le=5)],
-        Meta(description="How often deadlines are checked, also while a step is running."),
+        Meta(description="How often deadlines are checked, between two steps."),
     ] = 1.0
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)],

@@ -141,6 +141,7 @@ class Request:
         self.prefix: Any = None
         self.allocated_len = 0
         # Facts for `usage`, /stats and logs.
+        self.turn = 0  # how many requests came before it; given by the scheduler
         self.reused_tokens = 0
         self.chunks = 0
         self.in_flight = False

@@ -10,14 +10,28 @@ from weft.scheduler.limits import Limits
 
 Peek = Callable[[Int32s], int]
 
+MAX_OVERTAKEN = 128
+"""Under lpm, whoever was overtaken by so many comes next: a stream of cached prompts must not starve a new one."""
 
-def ordered(requests: Iterable[Request], limits: Limits, peek: Peek) -> list[Request]:
+
+def ordered(requests: Iterable[Request], limits: Limits, peek: Peek, served: int = 0) -> list[Request]:
     """Requests in the order of `limits.policy`; equal ones by arrival, then by id.
 
-    `peek(tokens)` tells how many tokens of a prompt are cached now.
+    `peek(tokens)` tells how many tokens of a prompt are cached now; `served` counts those that wait no longer, so that
+    `served - request.turn` is at most how many have overtaken a request.
     """
     if limits.policy == "lpm":
-        return sorted(requests, key=lambda r: (_rank(r, limits), -peek(r.tokens), r.arrival_s, r.request_id))
+        first = served - MAX_OVERTAKEN  # turns up to here have waited long enough
+        return sorted(
+            requests,
+            key=lambda r: (
+                _rank(r, limits),
+                r.turn > first,
+                -peek(r.tokens) if r.turn > first else 0,
+                r.arrival_s,
+                r.request_id,
+            ),
+        )
     return sorted(requests, key=lambda r: (_rank(r, limits), r.arrival_s, r.request_id))
 
 

@@ -87,6 +87,8 @@ class Scheduler:
         self._marked: dict[int, Ending] = {}
         self._updates: list[Update] = []
         self._pace = Pace()
+        self._arrived = 0
+        self._served = 0  # those that came and wait for their first step no longer
 
     # ---- requests come and go ---------------------------------------------------------------------------------
 
@@ -132,6 +134,8 @@ class Scheduler:
             priority=priority,
             deadline_s=deadline_s,
         )
+        request.turn = self._arrived
+        self._arrived += 1
         self.queued[request_id] = request
         self._fill_running_set()
         return request
@@ -169,9 +173,10 @@ class Scheduler:
             if self._chunked.in_flight:
                 return None
             adder.continue_chunked(self._chunked)
-        for request in ordered(self.pending.values(), self.limits, self.cache.peek) if not adder.full else ():
-            if adder.add(request) is Verdict.STOP:
-                break
+        if not adder.full:
+            for request in self._ordered(self.pending):
+                if adder.add(request) is Verdict.STOP:
+                    break
         self._start(adder)
         rows = adder.taken
         mode: StepMode = "extend"
@@ -278,12 +283,15 @@ class Scheduler:
             return
         candidates = list(self.queued.values())
         if len(candidates) > places:
-            candidates = ordered(candidates, self.limits, self.cache.peek)[:places]
+            candidates = self._ordered(self.queued)[:places]
         now = self._clock.now_s()
         for request in candidates:
             del self.queued[request.request_id]
             request.admit(now)
             self.pending[request.request_id] = request
+
+    def _ordered(self, waiting: dict[int, Request]) -> list[Request]:
+        return ordered(waiting.values(), self.limits, self.cache.peek, self._served)
 
     def _start(self, adder: PrefillAdder) -> None:
         """Moves what the adder took into the batch."""
@@ -292,6 +300,7 @@ class Scheduler:
             if request.state is RequestState.PENDING:
                 del self.pending[request.request_id]
                 request.schedule(now)
+                self._served += 1
                 request.reused_tokens = request.cached_len
                 self.running[request.request_id] = request
             request.chunks += 1
@@ -347,6 +356,7 @@ class Scheduler:
         now = self._clock.now_s()
         request.finish(ending, now)
         self._pace.note(now)
+        self._served += request.first_scheduled_s is None
         self.cache.cache_finished(request, keep=keep)
         for container in (self.queued, self.pending, self.running):
             container.pop(request.request_id, None)
