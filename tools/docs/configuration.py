@@ -40,7 +40,7 @@ CONTRADICTIONS = """\
 Refused, naming both keys, where both are given as numbers:
 
 - `scheduler.max_batch_size` above `http.max_concurrent_requests`;
-- `scheduler.chunked_prefill_size` above `scheduler.max_prefill_tokens`, or not a multiple of `kv_cache.page_size`;
+- `scheduler.chunked_prefill_size` above `scheduler.max_prefill_tokens`;
 - `kv_cache.page_size` above `kv_cache.max_items`;
 - `scheduler.max_input_tokens` or `scheduler.max_output_tokens` above `model.max_context_tokens` or above
   `kv_cache.max_items`.

@@ -29,12 +29,6 @@ def check(settings: Settings) -> None:
         scheduler.max_prefill_tokens,
         "a whole chunk has to fit into one step",
     )
-    chunk = scheduler.chunked_prefill_size
-    if isinstance(chunk, int) and chunk % kv.page_size:
-        raise SettingsError(
-            f"scheduler.chunked_prefill_size {chunk} is not a multiple of kv_cache.page_size {kv.page_size}",
-            param="scheduler.chunked_prefill_size",
-        )
     _not_above("kv_cache.page_size", kv.page_size, "kv_cache.max_items", kv.max_items, "the cache has to hold a page")
     limits = (
         ("scheduler.max_input_tokens", scheduler.max_input_tokens),
