@@ -17,13 +17,13 @@ GEOMETRY = Geometry(2, 1024, 4096, 32000, (), "a test's model")
 
 
 def limits(*sets: str) -> Limits:
-    return sizing.resolve_limits(fake_settings(*sets), "fake")
+    return sizing.resolve_limits(fake_settings(*sets), GEOMETRY)
 
 
 def slots(*sets: str, geometry: Geometry = GEOMETRY) -> int:
     settings = resolve(sets=["backend.name=fake", *sets]).settings
     context = sizing.resolve_context(settings, geometry)
-    return sizing.resolve_kv_slots(settings, geometry, sizing.resolve_limits(settings, "fake"), context)
+    return sizing.resolve_kv_slots(settings, geometry, sizing.resolve_limits(settings, geometry), context)
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,9 @@ def test_no_room_at_all() -> None:
 
 def test_memory_is_read_from_the_system() -> None:
     assert sizing.available_bytes() > 2**20
+
+
+def test_the_device_may_bring_its_own_running_set_and_budget() -> None:
+    device = replace(GEOMETRY, running_set=256, kv_budget_bytes=1024 * 5000)
+    assert sizing.resolve_limits(fake_settings(), device).max_concurrent_requests == 256
+    assert slots(geometry=device) == 5000

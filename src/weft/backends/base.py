@@ -23,6 +23,9 @@ class Geometry:
         eos_token_ids: tokens that end a text, from generation_config.json, else config.json.
         description: one line for people, such as "Qwen3ForCausalLM, 28 layers, bfloat16".
         dtype: of weights and KV, such as "bfloat16".
+        running_set: what `http.max_concurrent_requests` is when it is `auto`.
+        kv_budget_bytes: what the KV pool may take on the device when nothing bounds it; None: a share of the host's
+            free memory.
     """
 
     num_layers: int
@@ -32,6 +35,8 @@ class Geometry:
     eos_token_ids: tuple[int, ...]
     description: str
     dtype: str = ""
+    running_set: int = 64
+    kv_budget_bytes: int | None = None
 
 
 class Backend(Protocol):

@@ -52,7 +52,7 @@ def _report_model(settings: Settings) -> bool:
             return False
         backend = create_backend(settings)
         try:
-            _report_room(settings, backend.name, backend.load())
+            _report_room(settings, backend.load())
         finally:
             backend.close()
     except WeftError as error:
@@ -61,8 +61,8 @@ def _report_model(settings: Settings) -> bool:
     return True
 
 
-def _report_room(settings: Settings, backend_name: str, geometry: Geometry) -> None:
-    limits = resolve_limits(settings, backend_name)
+def _report_room(settings: Settings, geometry: Geometry) -> None:
+    limits = resolve_limits(settings, geometry)
     context = resolve_context(settings, geometry)
     slots = resolve_kv_slots(settings, geometry, limits, context)
     print(f"it fits: {geometry.description}, context {context} tokens")

@@ -200,7 +200,7 @@ class TorchSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Auto,
-        Meta(description="Threads for work on the CPU. `auto`: PyTorch's own choice."),
+        Meta(description="Threads on the CPU. `auto`: one for models under 64 MiB, else PyTorch's own choice."),
     ] = "auto"
 
 

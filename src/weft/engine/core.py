@@ -57,7 +57,7 @@ class EngineCore:
     def load(self, progress: Progress | None = None) -> None:
         """Loads the model, makes the KV pool and the scheduler. Raises ModelLoadError or SettingsError."""
         self.geometry = self.backend.load(progress)
-        limits = resolve_limits(self.settings, self.backend.name)
+        limits = resolve_limits(self.settings, self.geometry)
         context = resolve_context(self.settings, self.geometry)
         slots = resolve_kv_slots(self.settings, self.geometry, limits, context)
         cache = PrefixCache(

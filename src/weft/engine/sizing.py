@@ -10,18 +10,17 @@ from weft.core.errors import SettingsError
 from weft.kv.pages import round_up
 from weft.scheduler.limits import Limits
 
-_RUNNING_SET = {"torch": 64, "fake": 64}
 _PREFILL_TOKENS = 1024
 _CHUNK_TOKENS = 512  # larger chunks are slower per token on CPU, and running streams wait for a whole chunk
 _MEMORY_SHARE = 0.25  # of what is free when the engine starts; the rest is for activations, the page cache, others
 
 
-def resolve_limits(settings: Settings, backend_name: str) -> Limits:
+def resolve_limits(settings: Settings, geometry: Geometry) -> Limits:
     """The scheduler's limits. Raises SettingsError for contradictions that only now come to light."""
     http, scheduler = settings.http, settings.scheduler
     running = http.max_concurrent_requests
     if running == "auto":
-        running = max(_RUNNING_SET[backend_name], scheduler.max_batch_size if scheduler.max_batch_size != "auto" else 0)
+        running = max(geometry.running_set, scheduler.max_batch_size if scheduler.max_batch_size != "auto" else 0)
     batch = scheduler.max_batch_size if scheduler.max_batch_size != "auto" else running
     chunk = scheduler.chunked_prefill_size
     prefill = scheduler.max_prefill_tokens
@@ -63,13 +62,16 @@ def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, con
     `auto` takes a quarter of the memory that is free now, but no more than the running set can fill.
     """
     kv = settings.kv_cache
+    budget = geometry.kv_budget_bytes
+    if budget is None:
+        budget = int(available_bytes() * _MEMORY_SHARE)
     useful = limits.max_concurrent_requests * round_up(context, kv.page_size)
     if kv.max_memory_mb != "auto":
         by_memory = int(kv.max_memory_mb * 2**20) // geometry.kv_bytes_per_token
     elif kv.max_items != "auto":
         by_memory = kv.max_items
     else:
-        by_memory = min(useful, int(available_bytes() * _MEMORY_SHARE) // geometry.kv_bytes_per_token)
+        by_memory = min(useful, budget // geometry.kv_bytes_per_token)
     slots = min(by_memory, kv.max_items) if kv.max_items != "auto" else by_memory
     slots -= slots % kv.page_size
     if slots < max(2, kv.page_size):

@@ -43,11 +43,6 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         if role == "engine":
-            # Threads of an OpenMP loop wait for each other by spinning, for ever by default: when another process takes
-            # one of their processors, all stand still for its time slice. A short spin, then sleep, costs 5 to 10 % on
-            # a quiet machine and is up to ten times faster on a busy one (docs/benchmarks.md). Read by libgomp when
-            # torch loads it.
-            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
             from weft.launch import engine_process
 
             engine_process.main(settings, folder, num_text, context)

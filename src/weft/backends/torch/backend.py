@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ DTYPE_NAMES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+CUDA_KV_SHARE = 0.8  # the rest is for activations and logits
+SMALL_MODEL_BYTES = 64 * 2**20
+"""Below this a second thread costs more at every barrier than it computes (docs/benchmarks.md)."""
+
 LOGITS_AT_ONCE = 8_000_000
 """Prompt log probabilities are computed for so many logits at a time (32 MB in float32)."""
 
@@ -35,7 +40,7 @@ class TorchBackend:
         model_path: checkpoint folder.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one, else CPU) or a PyTorch device name.
-        threads: CPU threads of PyTorch, for the whole process; None leaves them as they are.
+        threads: CPU threads of PyTorch, for the whole process; None: one for a small model, else PyTorch's choice.
         attention: "auto" or one of `ATTENTION_KINDS`.
 
     Raises:
@@ -67,9 +72,12 @@ class TorchBackend:
 
     def load(self, progress: Progress | None = None) -> Geometry:
         """Reads the model. Raises ModelLoadError, naming the file, tensor or architecture at fault."""
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
         checkpoint = Checkpoint.open(self._path)
+        threads = self._threads
+        if threads is None and checkpoint.total_bytes < SMALL_MODEL_BYTES:
+            threads = 1
+        if threads is not None:
+            torch.set_num_threads(threads)
         dtype = self._pick_dtype(checkpoint)
         with torch.inference_mode():
             model, kind = self._load_model(checkpoint, dtype, progress)
@@ -84,6 +92,8 @@ class TorchBackend:
             vocab_size=model.vocab_size,
             eos_token_ids=checkpoint.eos_token_ids,
             description=f"{checkpoint.architecture}, {len(model.kv_shapes)} layers, {dtype_name}, {kind}",
+            dtype=dtype_name,
+            **self._device_facts(),
         )
 
     def allocate_kv(self, num_slots: int) -> None:
@@ -122,6 +132,13 @@ class TorchBackend:
     def close(self) -> None:
         """Gives the model and the pool back."""
         self._model = self._attention = self._builder = None
+
+    def _device_facts(self) -> dict[str, Any]:
+        """On CUDA, a larger running set, and KV in the memory that the weights have left free."""
+        if self._device.type != "cuda":
+            return {}
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        return {"running_set": 256, "kv_budget_bytes": int(free_bytes * CUDA_KV_SHARE)}
 
     def _loaded(self) -> Model:
         if self._model is None:

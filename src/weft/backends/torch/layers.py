@@ -25,6 +25,9 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
 }
 
+NORM_BLOCK = 64
+"""Tokens normed at once in half precision on CPU."""
+
 
 class Module(Protocol):
     """A part of a model that loads its own tensors."""
@@ -52,11 +55,21 @@ class RMSNorm:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Norm over the last dimension. In half precision the result is rounded before it meets the weight, as the
-    reference implementations do; the fused kernel rounds once, at the end."""
+    """Norm over the last dimension of x [T, ..., width]."""
     if x.dtype == torch.float32:
-        normed = F.rms_norm(x, (x.shape[-1],), None, eps)
-        return normed.mul_(weight)
+        return F.rms_norm(x, (x.shape[-1],), None, eps).mul_(weight)
+    if x.shape[0] <= NORM_BLOCK or x.device.type != "cpu":
+        return _half_rms_norm(x, weight, eps)
+    # in portions whose float32 copies stay in the cache: several times faster for a whole prompt
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for start in range(0, x.shape[0], NORM_BLOCK):
+        result[start : start + NORM_BLOCK] = _half_rms_norm(x[start : start + NORM_BLOCK], weight, eps)
+    return result
+
+
+def _half_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """In half precision the result is rounded before it meets the weight, as the reference implementations do; the
+    fused kernel would round once, at the end."""
     wide = x.float()
     wide.mul_(torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps)))
     return wide.to(x.dtype).mul_(weight)

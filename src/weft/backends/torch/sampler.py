@@ -30,8 +30,8 @@ NUCLEUS_CANDIDATES = 1024
 DRAW_BLOCK = 1024
 """Probabilities are summed in blocks of so many; only the block that holds the draw is summed token by token."""
 
-ROWS_AT_ONCE = 16
-"""Rows drawn together: bounds the working memory to about two float32 copies of their logits."""
+ROWS_AT_ONCE = 4
+"""Rows drawn together: so few that their logits stay near the processor and the working memory stays small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,10 @@ class Choices:
 
 def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Choices:
     """logits float32 [E, vocabulary], changed in place; one `SamplingRow` each."""
-    best, tokens = logits.max(-1)  # the first of equals, and NaN if there is one
+    if any(row.params.greedy for row in rows):
+        best, tokens = logits.max(-1)  # the first of equals, and NaN if there is one
+    else:
+        best, tokens = logits.amax(-1), torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     errors = {
         index: "the model returned no finite logits for this request"
         for index in (~torch.isfinite(best)).nonzero().flatten().tolist()
@@ -54,15 +57,16 @@ def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Choices:
     scores = log_softmax(logits[wanted]) if wanted else None
     changed = _process(logits, rows)
     if changed:
-        best, again = logits[changed].max(-1)
-        tokens[changed] = again
-        for index, value in zip(changed, best.tolist(), strict=True):
+        best[changed], tokens[changed] = logits[changed].max(-1)
+        for index, value in zip(changed, best[changed].tolist(), strict=True):
             if value == -math.inf:
                 errors.setdefault(index, "bias and banned tokens leave no token to choose")
     drawing = [index for index, row in enumerate(rows) if not row.params.greedy and index not in errors]
     for start in range(0, len(drawing), ROWS_AT_ONCE):
         some = drawing[start : start + ROWS_AT_ONCE]
-        tokens[some] = draw(logits[some], [rows[index] for index in some])
+        run = some[-1] - some[0] == len(some) - 1  # neighbours need no copy
+        these = logits[some[0] : some[-1] + 1] if run else logits[some]
+        tokens[some] = draw(these - best[some][:, None], [rows[index] for index in some])
     chosen = tokens.cpu().numpy().astype(np.int32)
     chosen[list(errors)] = -1
     logprobs = {}
@@ -152,12 +156,15 @@ def _pairs(
     )
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Temperature, min-p, top-k, top-p, then one draw a row. logits [n, vocabulary] -> int64 [n]."""
+def draw(scaled: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Temperature, min-p, top-k, top-p, then one draw a row.
+
+    scaled [n, vocabulary]: logits less the row's largest, changed in place -> int64 [n].
+    """
     params = [row.params for row in rows]
-    temperatures = _column([p.temperature for p in params], logits)
-    scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperatures)  # 0 is the likeliest
-    floors = _column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], logits)
+    if any(p.temperature != 1.0 for p in params):
+        scaled /= _column([p.temperature for p in params], scaled)
+    floors = _column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], scaled)
     count, vocabulary = scaled.shape
     blocks = -(-vocabulary // DRAW_BLOCK)
     weights = scaled.new_zeros(count, blocks * DRAW_BLOCK)
@@ -170,7 +177,7 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     if cut or any(p.min_p > 0 for p in params):
         visible.masked_fill_(scaled < floors, 0.0)
     numbers = torch.from_numpy(uniforms([row.seed for row in rows], [row.output_index for row in rows]))
-    return _inverse_cdf(weights.view(count, blocks, DRAW_BLOCK), numbers.to(logits.device))
+    return _inverse_cdf(weights.view(count, blocks, DRAW_BLOCK), numbers.to(scaled.device))
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
@@ -185,7 +192,7 @@ def _cut_floors(
     deepest = max((limit for limit in limits if limit < vocabulary), default=0)
     if any(p < 1.0 for p in top_ps):
         deepest = max(deepest, NUCLEUS_CANDIDATES)
-    likeliest = scaled.topk(min(deepest, vocabulary), -1).values
+    likeliest = _likeliest(scaled, min(deepest, vocabulary))
     places = torch.tensor([min(limit, likeliest.shape[1]) - 1 for limit in limits], device=scaled.device)[:, None]
     limited = torch.tensor([limit < vocabulary for limit in limits], device=scaled.device)[:, None]
     floors = torch.where(limited, torch.maximum(floors, likeliest.gather(1, places)), floors)
@@ -194,6 +201,16 @@ def _cut_floors(
         wanted = _column([top_ps[index] for index in nucleus], scaled).double()
         floors[nucleus] = _nucleus_floors(scaled[nucleus], floors[nucleus], likeliest[nucleus], wanted)
     return floors
+
+
+def _likeliest(scaled: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` largest values of each row, descending. On CPU numpy sorts several times faster than PyTorch."""
+    if scaled.device.type != "cpu":
+        return scaled.topk(count, -1).values
+    values = scaled.numpy()
+    if count < values.shape[1]:
+        values = np.partition(values, -count, axis=-1)[:, -count:]
+    return torch.from_numpy(np.sort(values, axis=-1)[:, ::-1].copy())
 
 
 def _nucleus_floors(
@@ -207,7 +224,7 @@ def _nucleus_floors(
     short = (running[:, -1:] < goal).flatten() & (likeliest[:, -1:] > floors).flatten()
     if likeliest.shape[1] < scaled.shape[1] and bool(short.any()):
         some = short.nonzero().flatten()
-        everything = scaled[some].sort(-1, descending=True).values
+        everything = _likeliest(scaled[some], scaled.shape[1])
         floors = floors.clone()
         floors[some] = _nucleus_floors(scaled[some], floors[some], everything, wanted[some])
         rest = (~short).nonzero().flatten()
@@ -220,7 +237,7 @@ def _nucleus_floors(
 
 def _inverse_cdf(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """weights float32 [n, blocks, DRAW_BLOCK], numbers float64 [n] in (0, 1) -> token index int64 [n]."""
-    sums = weights.sum(-1, dtype=torch.float64)
+    sums = weights.sum(-1).double()
     running = sums.cumsum(-1)
     goal = numbers[:, None] * running[:, -1:]
     block = _first_above(running, goal)
