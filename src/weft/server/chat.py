@@ -15,7 +15,7 @@ from weft.server.params import check_stream_options, sampling_params
 from weft.server.schemas import ChatRequest
 from weft.server.streaming import Writer, answer
 from weft.server.values import Prompt
-from weft.server.wire import ChunkHead, chat_logprobs, to_json, usage
+from weft.server.wire import ChunkHead, chat_logprobs, document, to_json
 
 
 async def chat_completions(request: Request) -> Response:
@@ -127,17 +127,8 @@ class ChatDocument:
         return b""
 
     def finish(self) -> bytes:
-        document: dict[str, Any] = {
-            "id": f"chatcmpl-{self._job.public_id}",
-            "object": "chat.completion",
-            "created": self._job.created,
-            "model": self._model,
-            "choices": [self._choice(request_id, index) for request_id, index in self._job.index_of.items()],
-            "usage": usage(self._job),
-        }
-        if self._with_times:
-            document["weft"] = self._job.times()
-        return to_json(document)
+        choices = [self._choice(request_id, index) for request_id, index in self._job.index_of.items()]
+        return document(self._job, "chatcmpl", "chat.completion", self._model, choices, with_times=self._with_times)
 
     def _choice(self, request_id: int, index: int) -> dict[str, Any]:
         end = self._job.ends[request_id]

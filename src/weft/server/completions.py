@@ -15,7 +15,7 @@ from weft.server.jobs import Job, Options, Server
 from weft.server.params import check_stream_options, sampling_params
 from weft.server.schemas import CompletionRequest
 from weft.server.streaming import Writer, answer
-from weft.server.wire import ChunkHead, TextLogprobs, join_lists, to_json, usage
+from weft.server.wire import ChunkHead, TextLogprobs, document, join_lists, to_json
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -133,17 +133,8 @@ class CompletionDocument:
         return b""
 
     def finish(self) -> bytes:
-        document: dict[str, Any] = {
-            "id": f"cmpl-{self._job.public_id}",
-            "object": "text_completion",
-            "created": self._job.created,
-            "model": self._model,
-            "choices": [self._choice(request_id, index) for request_id, index in self._job.index_of.items()],
-            "usage": usage(self._job),
-        }
-        if self._with_times:
-            document["weft"] = self._job.times()
-        return to_json(document)
+        choices = [self._choice(request_id, index) for request_id, index in self._job.index_of.items()]
+        return document(self._job, "cmpl", "text_completion", self._model, choices, with_times=self._with_times)
 
     def _choice(self, request_id: int, index: int) -> dict[str, Any]:
         end = self._job.ends[request_id]

@@ -23,6 +23,21 @@ MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have; vLLM's number."""
 
 
+def document(job: Job, prefix: str, kind: str, model: str, choices: list[dict[str, Any]], *, with_times: bool) -> bytes:
+    """A whole answer in OpenAI's form: what all its kinds have in common around their choices."""
+    answer: dict[str, Any] = {
+        "id": f"{prefix}-{job.public_id}",
+        "object": kind,
+        "created": job.created,
+        "model": model,
+        "choices": choices,
+        "usage": usage(job),
+    }
+    if with_times:
+        answer["weft"] = job.times()
+    return to_json(answer)
+
+
 def usage(job: Job) -> dict[str, Any]:
     prompt, cached, completion = job.tokens()
     return {
