@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -19,6 +20,8 @@ import pytest
 from tests.launch.worker import Worker, children_of, wait_gone
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks processes up in /proc")
+
+NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the torch engine")
 
 SLOW = ("--set", "backend.fake.tokens_per_s=50")
 LONG = {"prompt": "Once", "max_tokens": 1500, "stream": True, "ignore_eos": True, "temperature": 0}
@@ -145,7 +148,7 @@ def test_bad_row_ends_one_request_only() -> None:
         (("--set", "http.prot=1"), ("http.prot", "http.port")),
         (("--set", "scheduler.max_batch_size=16", "--set", "http.max_concurrent_requests=8"), ("16", "8")),
         (("--backend", "magic"), ("magic", "fake")),
-        (("/no/such/folder",), ("/no/such/folder",)),
+        pytest.param(("/no/such/folder",), ("/no/such/folder",), marks=NEEDS_TORCH),
         (("/no/such/folder", "--backend", "fake"), ("/no/such/folder",)),
         (("--backend", "fake", "--set", "backend.fake.faults={explode: 1}"), ("explode",)),
         (("--backend", "fake", "--set", "model.max_context_tokens=4096"), ("4096", "2048")),
@@ -170,6 +173,7 @@ def test_port_in_use_exits_with_2() -> None:
     assert str(port) in result.stderr
 
 
+@NEEDS_TORCH
 def test_api_and_text_processes_load_no_torch() -> None:
     with Worker(backend="torch") as worker:
         for pid in (worker.pid, worker.child("text")):
