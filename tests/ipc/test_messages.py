@@ -64,7 +64,7 @@ MESSAGES: list[tuple[Callable[[bytes], object], object]] = [
     (decode_to_api, TextBatch([TextDelta(1, "é", [3], [TEXT_ITEM], "prompt", [None, TEXT_ITEM], END)])),
     (decode_to_api, QueryReply(4, {"text": "x"}, ErrorInfo(400, "no"))),
     (decode_to_api, EngineReply(4, {"kv": {"free": 1}})),
-    (decode_to_api, Heartbeat(12)),
+    (decode_to_api, Heartbeat("engine", 12)),
     (decode_to_api, Ready("engine", {"vocab_size": 5})),
     (decode_to_api, StartFailed("engine", "no such file", exit_code=2)),
 ]
@@ -76,7 +76,7 @@ def test_round_trip(decode: Callable[[bytes], object], message: object) -> None:
 
 
 def test_a_message_for_somebody_else_is_refused() -> None:
-    for decode, message in ((decode_to_text, Finish(1)), (decode_to_engine, Heartbeat(1)), (decode_to_api, Finish(1))):
+    for decode, message in ((decode_to_text, Finish(1)), (decode_to_engine, Heartbeat("text0", 1)), (decode_to_api, Finish(1))):
         with pytest.raises(msgspec.ValidationError):
             decode(encode(message))
 

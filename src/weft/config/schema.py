@@ -25,19 +25,14 @@ FLAGS: dict[str, str] = {
     "http.api_keys": "flag --api-key",
     "backend.name": "flag --backend",
     "backend.torch.tp": "flag --tp",
+    "engine.restart": "flag --restart",
 }
 """Settings that the command line has a flag of its own for, and what that flag is called in messages."""
 
 NOT_YET: tuple[str, ...] = (
-    "http.max_connections",
-    "scheduler.overlap",
     "scheduler.max_decode_stall_ms",
-    "kv_cache.eviction_policy",
-    "kv_cache.eviction_threshold",
-    "kv_cache.cleanup_interval_s",
     "kv_cache.kv_type",
     "kv_cache.host_memory_mb",
-    "kv_cache.session_ttl_s",
     "backend.deterministic",
     "backend.quantize",
     "backend.cpu",
@@ -46,12 +41,10 @@ NOT_YET: tuple[str, ...] = (
     "backend.torch.cuda_graphs",
     "backend.torch.tp",
     "gateway",
-    "engine.restart",
 )
 """Promised keys (and whole sections) that this version does not have: refused with exactly that statement."""
 
 NOT_YET_VALUES: dict[str, tuple[str, ...]] = {
-    "scheduler.policy": ("dfs-weight", "lof", "random"),
     "backend.name": ("cpu", "llama_cpp"),
     "backend.torch.attention": ("triton", "fa", "fi"),
 }

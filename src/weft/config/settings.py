@@ -64,6 +64,10 @@ class HttpSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=0, le=65535)],
         Meta(description="Port to listen on; 0 takes any free one."),
     ] = 8000
+    max_connections: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)],
+        Meta(description="Open connections; one more is closed as soon as it is accepted."),
+    ] = 1024
     max_queue_size: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)],
         Meta(description="Requests that may wait; one more is refused with 429 and `Retry-After`."),
@@ -113,8 +117,13 @@ class SchedulerSettings(Section, frozen=True, kw_only=True, forbid_unknown_field
     """Who runs next, and how much of it in one step."""
 
     policy: Annotated[
-        Literal["fcfs", "lpm"],
-        Meta(description="Order of waiting requests: `fcfs` by arrival, `lpm` longest cached prefix first."),
+        Literal["fcfs", "lpm", "dfs-weight", "lof", "random"],
+        Meta(
+            description="Order of waiting requests: `fcfs` by arrival, `lpm` longest cached prefix first, `dfs-weight` "
+            "branch by branch of the cached tree, the branch that most wait for first, `lof` longest output first, "
+            "`random` in an order that `scheduler.seed` fixes. Under all of them every eighth place goes to whoever "
+            "has waited longest."
+        ),
     ] = "lpm"
     priority: Annotated[
         bool,
@@ -139,6 +148,13 @@ class SchedulerSettings(Section, frozen=True, kw_only=True, forbid_unknown_field
         bool,
         Meta(description="Running requests take their next token in the same step in which prompts are computed."),
     ] = True
+    overlap: Annotated[
+        bool | Auto,
+        Meta(
+            description="Plan the next step while one runs. The tokens are the same either way. `auto`: on CUDA, where "
+            "planning would leave the device idle; on a CPU a new request would wait a step longer."
+        ),
+    ] = "auto"
     max_input_tokens: Annotated[
         TokenCount | None,
         Meta(description="Longest prompt; beyond it 400. `null`: what the context and the KV cache hold."),
@@ -149,7 +165,7 @@ class SchedulerSettings(Section, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     deadline_scan_s: Annotated[
         Annotated[float, Meta(ge=0.5, le=5)],
-        Meta(description="How often deadlines are checked, between two steps."),
+        Meta(description="How often deadlines are checked, also while a step runs."),
     ] = 1.0
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)],
@@ -172,6 +188,31 @@ class KvCacheSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal[1, 2, 4, 8, 16, 32, 64, 128, 256],
         Meta(description="Tokens in a page, the unit in which the cache is given out and shared."),
     ] = 1
+    eviction_policy: Annotated[
+        Literal["lru", "lfu", "fifo"],
+        Meta(
+            description="What is forgotten first: `lru` what was used longest ago, `lfu` what was used least often, "
+            "`fifo` what was computed first."
+        ),
+    ] = "lru"
+    eviction_threshold: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(
+            description="Above this share of the cache, what nobody uses is forgotten, so that a new request finds "
+            "room at once."
+        ),
+    ] = 0.8
+    cleanup_interval_s: Annotated[
+        Annotated[float, Meta(ge=0.1, le=3600)],
+        Meta(description="How often the threshold is checked, besides whenever the cache grows."),
+    ] = 1.0
+    session_ttl_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)],
+        Meta(
+            description="How long a session's KV is kept after its last request, unless the request says otherwise "
+            "with `X-Session-TTL`."
+        ),
+    ] = 600.0
     retain: Annotated[
         Literal["prefix", "none"],
         Meta(description="`prefix`: what a request computed stays for the next one until room is needed. `none`: not."),
@@ -242,8 +283,18 @@ class EngineSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     heartbeat_s: Annotated[
         Annotated[float, Meta(ge=0.5, le=3600)],
-        Meta(description="The engine loop is taken for hung, and `/health` says so, when silent for this long."),
+        Meta(
+            description="A process that is silent for this long is taken for hung and killed; so is an engine whose "
+            "step takes more than six times as long."
+        ),
     ] = 10.0
+    restart: Annotated[
+        bool,
+        Meta(
+            description="After the engine or a text process died, start them again and serve on, instead of ending "
+            "with exit code 1. Open requests end with an error either way."
+        ),
+    ] = False
 
 
 class LogSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -100,6 +100,12 @@ class UnavailableError(WeftError):
     default_code = "unavailable"
 
 
+class DisplacedError(UnavailableError):
+    """Pushed out of a full queue by a request of higher priority."""
+
+    default_code = "displaced"
+
+
 class SettingsError(WeftError):
     """A setting is unknown, of the wrong kind, or contradicts another one. Exit code 2, before anything is loaded."""
 

@@ -98,6 +98,8 @@ class TextWorker:
                     request.priority,
                     request.arrival_s,
                     request.deadline_s,
+                    request.session_id,
+                    request.session_ttl_s,
                 )
             )
         self._states.update(states)  # all or none: an error above leaves nothing behind

@@ -52,6 +52,8 @@ class TextRequest(_Message):
     priority: int = 0
     arrival_s: float = 0.0
     deadline_s: float | None = None
+    session_id: str | None = None
+    session_ttl_s: float | None = None
 
 
 class TextQuery(_Message):
@@ -79,6 +81,8 @@ class Submit(_Message):
     priority: int = 0
     arrival_s: float = 0.0
     deadline_s: float | None = None
+    session_id: str | None = None
+    session_ttl_s: float | None = None
 
 
 class Finish(_Message):
@@ -88,16 +92,27 @@ class Finish(_Message):
 
 
 class Abort(_Message):
-    """The client is gone or does not want these requests any more; None: all."""
+    """The client is gone or does not want these requests any more; None: all.
+
+    `sent_s`: when that was known, on the system's monotonic clock; `abort_latency` is measured from here.
+    """
 
     request_ids: list[int] | None = None
+    sent_s: float | None = None
 
 
 class EngineQuery(_Message):
-    """A question to the engine; its answer is an EngineReply with the same `call_id`."""
+    """A question to the engine; its answer is an EngineReply with the same `call_id`.
+
+    stats -> the JSON of GET /stats; flush_cache -> {"flushed_tokens"}; metrics -> {"counters", "gauges", "histograms"};
+    requests -> {"requests": [...]}, live and recent; request, with `request_id` -> one of them;
+    sessions -> {"sessions": [...]}; end_session, with `session_id` -> {"ended", "aborted"}.
+    """
 
     call_id: int
-    op: Literal["stats", "flush_cache"]
+    op: Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
+    request_id: int | None = None
+    session_id: str | None = None
 
 
 class LogprobItem(msgspec.Struct, array_like=True):
@@ -107,6 +122,13 @@ class LogprobItem(msgspec.Struct, array_like=True):
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+
+
+class CacheMissInfo(msgspec.Struct):
+    """Why not more of a prompt was cached: `reason` is never_seen, evicted, diverged or not_used, at `at_token`."""
+
+    reason: str
+    at_token: int
 
 
 class End(msgspec.Struct, omit_defaults=True):
@@ -126,6 +148,8 @@ class End(msgspec.Struct, omit_defaults=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    retractions: int = 0
+    miss: CacheMissInfo | None = None
 
 
 class TokenOutput(msgspec.Struct, omit_defaults=True):
@@ -183,12 +207,20 @@ class QueryReply(_Message):
 class EngineReply(_Message):
     call_id: int
     result: dict[str, Any] = {}
+    error: ErrorInfo | None = None
 
 
 class Heartbeat(_Message):
-    """The engine's loop turned: sent once a second, and by the loop itself, so that a hung loop is silent."""
+    """A child's loop turned: sent once a second, and by the loop itself, so that a hung loop is silent.
 
-    steps: int
+    From the engine also how much waits: `retry_after_s` is how long until half of the queue is worked off, from the
+    uncached tokens of all waiting requests and the measured speed.
+    """
+
+    role: str
+    steps: int = 0
+    queued: int = 0
+    retry_after_s: float = 1.0
 
 
 class Ready(_Message):

@@ -105,7 +105,7 @@ class EngineProcess:
     def _beat(self) -> None:
         now = time.monotonic()
         if now >= self._beat_due_s:
-            self._api.send(Heartbeat(self._core.scheduler.steps))
+            self._api.send(Heartbeat("engine", self._core.scheduler.steps))
             self._beat_due_s = now + HEARTBEAT_INTERVAL_S
 
 
