@@ -116,17 +116,42 @@ def test_a_prompt_must_leave_room_for_a_token(input_len: int, limit: int) -> Non
 def test_lengths() -> None:
     request = new_request(input_len=3, limit=8)
     assert (request.extend_len, request.output_len, request.remaining_tokens) == (3, 0, 5)
+    request.depart(2, emits=False)
+    assert (request.extend_len, request.expected_len, request.cached_len) == (1, 3, 0)
+    request.depart(1, emits=True)  # planned while the first is in flight
+    assert (request.extend_len, request.expected_len, request.in_flight) == (1, 4, 2)
+    request.land(emits=False)
     request.advance(2)
-    assert request.extend_len == 1
+    request.land(emits=True)
     request.advance(1)
     request.append(40)
     assert (request.extend_len, request.output_len, request.remaining_tokens) == (1, 1, 4)
+    assert (request.in_flight, request.last_token) == (0, 40)
     assert request.prompt_ids.tolist() == [10, 11, 12]
     assert request.output_ids.tolist() == [40]
     assert request.tokens.tolist() == [10, 11, 12, 40]
     for computed in (2, -1):
         with pytest.raises(InvariantError):
             request.advance(computed)
+    for computed in (0, 2):
+        with pytest.raises(InvariantError):
+            request.depart(computed, emits=True)
+    with pytest.raises(InvariantError):
+        request.land(emits=True)
+
+
+def test_retraction_forgets_what_is_computed_and_keeps_what_is_said() -> None:
+    request = request_in(S.PROCESSING)
+    request.depart(3, emits=True)
+    with pytest.raises(InvariantError):
+        request.retract(3.0)  # its step still writes
+    request.land(emits=True)
+    request.advance(3)
+    request.append(40)
+    request.retract(3.0)
+    assert (request.state, request.retractions, request.cached_len, request.extend_len) == (S.PENDING, 1, 0, 4)
+    assert request.output_ids.tolist() == [40]
+    assert [state for state, _ in request.history] == [S.QUEUED, S.PENDING, S.PROCESSING, S.PENDING]
 
 
 def test_limit_ends_with_length_and_nothing_follows() -> None:

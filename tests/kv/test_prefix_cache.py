@@ -20,6 +20,7 @@ def compute(cache: PrefixCache, request: Request, up_to: int | None = None) -> N
     """What a step does: room for the next tokens, and their KV computed."""
     target = request.device_len if up_to is None else up_to
     cache.extend(request, target)
+    request.planned_len = target
     request.advance(target - request.cached_len)
 
 

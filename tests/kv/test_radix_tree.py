@@ -87,9 +87,9 @@ def test_insert_keeps_the_slots_that_were_there(page: int) -> None:
     tree = RadixTree(page)
     put(tree, 1, 2, first=0)
     tokens = run(1, 2, 3, page=page)
-    assert tree.insert(tokens, slots_for(tokens, 1000)) == 2 * page
+    assert tree.insert(tokens, slots_for(tokens, 1000)).length == 2 * page
     assert tree.match(tokens).slots.tolist() == [*range(2 * page), *range(1000 + 2 * page, 1000 + 3 * page)]
-    assert tree.insert(tokens, slots_for(tokens, 5000)) == 3 * page
+    assert tree.insert(tokens, slots_for(tokens, 5000)).length == 3 * page
     assert tree.unlocked_tokens == 3 * page
     tree.check()
 
@@ -112,13 +112,13 @@ def test_lock_protects_the_path_and_unlock_gives_it_back(page: int) -> None:
     tree.lock(held)
     tree.lock(held)
     assert (tree.locked_tokens, tree.unlocked_tokens) == (2 * page, 2 * page)
-    assert len(tree.evict(10**6)) == 2 * page  # pages 3 and 8
+    assert len(tree.evict(10**6).slots) == 2 * page  # pages 3 and 8
     assert tree.peek(run(1, 2, 3, page=page)) == 2 * page
     tree.unlock(held)
-    assert len(tree.evict(10**6)) == 0
+    assert len(tree.evict(10**6).slots) == 0
     tree.unlock(held)
     tree.check()
-    assert len(tree.evict(10**6)) == 2 * page
+    assert len(tree.evict(10**6).slots) == 2 * page
     assert (tree.locked_tokens, tree.unlocked_tokens) == (0, 0)
     with pytest.raises(InvariantError):
         tree.unlock(held)
@@ -143,7 +143,7 @@ def test_least_recently_used_goes_first(page: int) -> None:
         put(tree, name, first=name * page)
     tree.match(run(1, page=page))  # 1 and 3 are used again
     tree.match(run(3, page=page))
-    gone = [int(tree.evict(1)[0]) // page for _ in range(4)]
+    gone = [int(tree.evict(1).slots[0]) // page for _ in range(4)]
     assert gone == [2, 4, 1, 3]
 
 
@@ -153,8 +153,8 @@ def test_held_until_now_is_used_until_now() -> None:
     tree.lock(long_held)
     put(tree, 2, first=20)
     tree.unlock(long_held)
-    assert tree.evict(1).tolist() == [20]
-    assert tree.evict(1).tolist() == [10]
+    assert tree.evict(1).slots.tolist() == [20]
+    assert tree.evict(1).slots.tolist() == [10]
 
 
 @PAGES
@@ -163,10 +163,10 @@ def test_children_go_before_their_parent(page: int) -> None:
     put(tree, 1, 2, first=0)
     put(tree, 1, 3, first=10 * page)
     put(tree, 9, first=20 * page)
-    order = [int(tree.evict(1)[0]) // page for _ in range(4)]
+    order = [int(tree.evict(1).slots[0]) // page for _ in range(4)]
     # The common page 1 is as young as its younger child, so it outlives 2 and 3, and goes before 9.
     assert order == [1, 11, 0, 20]
-    assert len(tree.evict(1)) == 0
+    assert len(tree.evict(1).slots) == 0
     assert list(tree.nodes()) == []
 
 
@@ -175,8 +175,8 @@ def test_evict_takes_no_more_nodes_than_it_must() -> None:
     for name in range(10):
         tokens = np.full(5, name, dtype=np.int32)
         tree.insert(tokens, slots_for(tokens, 5 * name))
-    assert len(tree.evict(0)) == 0
-    assert len(tree.evict(6)) == 10  # two nodes of five
+    assert len(tree.evict(0).slots) == 0
+    assert len(tree.evict(6).slots) == 10  # two nodes of five
     assert tree.unlocked_tokens == 40
 
 

@@ -13,14 +13,15 @@ import numpy as np
 from weft.backends.fake.backend import FakeBackend, kv_values, next_token
 from weft.core.clock import VirtualClock
 from weft.core.errors import QueueFullError
-from weft.core.plan import StepPlan
+from weft.core.plan import StepPlan, StepResult
 from weft.core.request import Request, RequestState
 from weft.core.sampling import SamplingParams
 from weft.kv.prefix_cache import PrefixCache
-from weft.scheduler.limits import Limits
+from weft.scheduler.limits import Limits, Policy
 from weft.scheduler.scheduler import Scheduler
 
 VOCAB = 50
+POLICIES: tuple[Policy, ...] = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 
 
 @dataclass
@@ -32,6 +33,10 @@ class Shape:
     max_context: int = 96
     retain: str = "prefix"
     limits: Limits = field(default_factory=Limits)
+    depth: int = 1
+    ratio: float = 0.7  # of what requests may still produce, how much admission reserves at first
+    eviction_policy: str = "lru"
+    eviction_threshold: float = 1.0
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Shape:
@@ -40,7 +45,7 @@ class Shape:
         return cls(
             capacity=int(rng.integers(2, 8)) * 64,
             page_size=page_size,
-            max_context=int(rng.integers(20, 120)),
+            max_context=int(rng.integers(20, 400)),
             retain=str(rng.choice(["prefix", "prefix", "none"])),
             limits=Limits(
                 max_queue_size=int(rng.integers(1, 12)),
@@ -49,11 +54,16 @@ class Shape:
                 max_prefill_tokens=int(rng.choice([7, 32, 64, 200])),
                 chunked_prefill_size=[None, 1, 7, 32][int(rng.integers(4))],
                 mixed=bool(rng.integers(2)),
-                policy=["fcfs", "lpm"][int(rng.integers(2))],  # type: ignore[arg-type]
+                policy=POLICIES[int(rng.integers(len(POLICIES)))],
                 priority=bool(rng.integers(2)),
                 request_timeout_s=[None, 8.0][int(rng.integers(2))],
                 queue_timeout_s=[None, 5.0][int(rng.integers(2))],
+                session_ttl_s=2.0,
             ),
+            depth=int(rng.integers(1, 3)),
+            ratio=float(rng.choice([0.7, 0.0])),
+            eviction_policy=["lru", "lfu", "fifo"][int(rng.integers(3))],
+            eviction_threshold=[1.0, 0.8, 0.3][int(rng.integers(3))],
         )
 
 
@@ -69,6 +79,8 @@ class Walk:
             max_rows=shape.limits.max_batch_size,
             max_len=min(shape.max_context, shape.capacity),
             retain=shape.retain,  # type: ignore[arg-type]
+            eviction_policy=shape.eviction_policy,  # type: ignore[arg-type]
+            eviction_threshold=shape.eviction_threshold,
         )
         self.backend = FakeBackend(vocab_size=VOCAB, max_context_tokens=shape.max_context)
         self.backend.allocate_kv(self.cache.capacity)
@@ -83,20 +95,34 @@ class Walk:
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, RequestState] = {}
+        self.scheduler._ratio.value = shape.ratio
         self.operations = 0
+        self.next_id = 1
+        self.flights: list[StepPlan] = []
 
     # ---- operations -------------------------------------------------------------------------------------------
 
     def add(
-        self, prompt: np.ndarray, params: SamplingParams, priority: int = 0, timeout_s: float | None = None
+        self,
+        prompt: np.ndarray,
+        params: SamplingParams,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        session: str | None = None,
     ) -> None:
         """Adds a request; a full queue must refuse it and keep nothing of it."""
-        request_id = len(self.requests) + 1
+        request_id = self.next_id
+        self.next_id += 1
         before = len(self.scheduler.live)
         deadline = None if timeout_s is None else self.clock.now_s() + timeout_s
         try:
             request = self.scheduler.add(
-                request_id, prompt.astype(np.int32), params, priority=priority, deadline_s=deadline
+                request_id,
+                prompt.astype(np.int32),
+                params,
+                priority=priority,
+                deadline_s=deadline,
+                session_id=session if self.shape.retain == "prefix" else None,
             )
         except QueueFullError:
             assert len(self.scheduler.queued) >= self.shape.limits.max_queue_size
@@ -110,26 +136,49 @@ class Walk:
         plan = self.scheduler.plan()
         self.settle()
         if plan is not None:
+            self.flights.append(plan)
             assert plan.num_rows <= self.shape.limits.max_batch_size
             assert len(np.unique(plan.slots)) == plan.num_tokens, "two tokens of one step share a slot"
         return plan
 
-    def end_step(self, plan: StepPlan, *, broken: bool = False) -> None:
+    def end_step(self, plan: StepPlan | None = None, *, broken: bool = False, cancel: bool = False) -> None:
+        """The oldest step in flight lands; `plan`, where it is given, has to be that one.
+
+        `cancel`: it is broken off if nobody wants it any more (it need not be).
+        """
+        oldest = self.flights.pop(0)
+        assert plan is None or plan is oldest
         if broken:
-            self.scheduler.fail(plan, "provoked")
+            self.scheduler.fail(oldest, "provoked")
+        elif cancel and self.scheduler.abandoned(oldest):
+            self.scheduler.cancelled(oldest)
         else:
-            self.scheduler.apply(plan, self.backend.forward(plan))
+            self.scheduler.apply(oldest, self.backend.forward(oldest))
         self.settle()
+
+    def land(self, result: StepResult) -> None:
+        """The oldest step in flight lands with a result of the test's own."""
+        self.scheduler.apply(self.flights.pop(0), result)
+        self.settle()
+
+    def turn(self) -> bool:
+        """Plans as many steps as may be in flight, then lands one; whether there was one."""
+        while len(self.flights) < self.shape.depth and self.begin_step() is not None:
+            pass
+        if not self.flights:
+            return False
+        self.end_step()
+        return True
 
     def drain(self) -> None:
         """Runs until nothing is left; then nothing may be held."""
         steps = 0
         while self.scheduler.has_work:
-            plan = self.begin_step()
-            assert plan is not None, "work is waiting but nothing can run"
-            self.end_step(plan)
+            assert self.turn(), "work is waiting but nothing can run"
             steps += 1
             assert steps < 20_000, "no progress"
+        for session in self.cache.sessions(self.clock.now_s()):
+            self.cache.end_lease(session["id"])
         counts = self.cache.counts()
         assert counts.active == 0
         assert self.cache.rows.free_rows == self.shape.limits.max_batch_size
@@ -183,15 +232,20 @@ def random_walk(seed: int, operations: int) -> int:
             case 3 if walk.requests:
                 walk.scheduler.abort(int(rng.choice(list(walk.requests))))
                 walk.settle()
-            case 4 if walk.scheduler.running:
-                walk.scheduler.complete(int(rng.choice(list(walk.scheduler.running))))
-                walk.settle()
+            case 4:
+                begun = [request.request_id for request in walk.scheduler.live if request.output_len]
+                if begun:
+                    walk.scheduler.complete(int(rng.choice(begun)))
+                    walk.settle()
             case 5:
                 walk.clock.advance(float(rng.random()))
                 walk.scheduler.expire()
                 walk.settle()
             case 6 if rng.random() < 0.2:
                 walk.cache.flush()
+                walk.settle()
+            case 6 if rng.random() < 0.3:
+                walk.scheduler.end_session(str(int(rng.integers(3))))
                 walk.settle()
             case _:
                 _step_random(walk, rng)
@@ -208,20 +262,25 @@ def _add_random(walk: Walk, rng: np.random.Generator, families: list[np.ndarray]
         prompt[int(rng.integers(length)) :] = rng.integers(1, VOCAB)
     room = walk.shape.max_context - length
     params = SamplingParams(
-        max_new_tokens=int(rng.integers(1, min(room, 24) + 1)) if rng.random() < 0.9 else None,
+        max_new_tokens=int(rng.integers(1, min(room, int(rng.choice([4, 24, 200]))) + 1))
+        if rng.random() < 0.9
+        else None,
         temperature=float(rng.integers(2)),
         ignore_eos=bool(rng.integers(2)),
         seed=[None, 7][int(rng.integers(2))],
     )
     timeout_s = float(rng.random() * 4) if rng.random() < 0.2 else None
-    walk.add(prompt, params, priority=int(rng.integers(3)), timeout_s=timeout_s)
+    session = str(int(rng.integers(3))) if rng.random() < 0.3 else None
+    walk.add(prompt, params, priority=int(rng.integers(3)), timeout_s=timeout_s, session=session)
 
 
 def _step_random(walk: Walk, rng: np.random.Generator) -> None:
     """A step; at times with an abort or a deadline while it is in flight, at times failing as a whole."""
-    plan = walk.begin_step()
-    if plan is None:
+    while len(walk.flights) < walk.shape.depth and walk.begin_step() is not None and rng.random() < 0.9:
+        pass
+    if not walk.flights:
         return
+    plan = walk.flights[int(rng.integers(len(walk.flights)))]
     if rng.random() < 0.2:
         walk.scheduler.abort(int(rng.choice(plan.request_ids)))
         walk.settle()
@@ -229,4 +288,4 @@ def _step_random(walk: Walk, rng: np.random.Generator) -> None:
         walk.clock.advance(1.0)
         walk.scheduler.expire()
         walk.settle()
-    walk.end_step(plan, broken=bool(rng.random() < 0.03))
+    walk.end_step(broken=bool(rng.random() < 0.03), cancel=bool(rng.integers(2)))

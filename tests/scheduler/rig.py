@@ -18,10 +18,17 @@ ROOMY = Limits(max_queue_size=1000, max_concurrent_requests=64, max_batch_size=6
 
 
 def new_walk(
-    *, capacity: int = 4096, page_size: int = 1, max_context: int = 1024, retain: str = "prefix", **limits: Any
+    *,
+    capacity: int = 4096,
+    page_size: int = 1,
+    max_context: int = 1024,
+    retain: str = "prefix",
+    depth: int = 1,
+    ratio: float = 0.7,
+    **limits: Any,
 ) -> Walk:
     """A system with room for everything that `limits` does not forbid; each of its steps is checked."""
-    return Walk(Shape(capacity, page_size, max_context, retain, replace(ROOMY, **limits)))
+    return Walk(Shape(capacity, page_size, max_context, retain, replace(ROOMY, **limits), depth, ratio))
 
 
 def tokens(length: int, *, start: int = 1) -> np.ndarray:
@@ -33,7 +40,7 @@ def tokens(length: int, *, start: int = 1) -> np.ndarray:
 
 def add(walk: Walk, prompt: np.ndarray | Sequence[int], *, new: int | None = 4, **more: Any) -> Request:
     """Adds a greedy request that no end token ends; parameters of sampling and of `Walk.add` alike."""
-    outer = {name: more.pop(name) for name in ("priority", "timeout_s") if name in more}
+    outer = {name: more.pop(name) for name in ("priority", "timeout_s", "session") if name in more}
     params = SamplingParams(**({"max_new_tokens": new, "temperature": 0.0, "ignore_eos": True} | more))
     walk.add(np.asarray(prompt), params, **outer)
     return walk.requests[len(walk.requests)]

@@ -42,7 +42,7 @@ def test_abort_at_any_stage(state: RequestState) -> None:
     walk.settle()
     assert request.state is RequestState.CANCELLED
     assert not walk.scheduler.abort(request.request_id)
-    assert walk.scheduler.finished["cancelled"] == 1
+    assert walk.scheduler.meters.finished["cancelled"] == 1
     walk.drain()
 
 
@@ -103,7 +103,7 @@ def test_waiting_does_not_count_as_running() -> None:
 
 
 @pytest.mark.parametrize("how", ["abort", "complete", "expire"])
-def test_in_flight_is_only_marked(how: str) -> None:
+def test_in_flight_ends_at_once_and_leaves_when_its_step_lands(how: str) -> None:
     walk = new_walk()
     request = add(walk, tokens(5), new=9, timeout_s=3.0)
     step(walk)
@@ -115,16 +115,17 @@ def test_in_flight_is_only_marked(how: str) -> None:
     else:
         assert getattr(walk.scheduler, how)(1)
     walk.settle()
-    assert request.state is RequestState.PROCESSING
-    assert request.row >= 0
-    walk.end_step(plan)
     expected = {"abort": RequestState.CANCELLED, "complete": RequestState.COMPLETED, "expire": RequestState.TIMEOUT}
-    assert request.state is expected[how]
+    assert walk.ended[1] is expected[how]  # the client hears of it now
+    assert request.row >= 0 and walk.cache.counts().active > 0  # but the step still writes its KV
+    assert walk.scheduler.abandoned(plan)
+    walk.end_step(plan)
+    assert request.row < 0 and walk.cache.counts().active == 0
     assert request.output_len == 1  # the token of the step that was in flight does not count
     walk.drain()
 
 
-def test_the_first_mark_counts() -> None:
+def test_the_first_ending_counts() -> None:
     walk = new_walk()
     request = add(walk, tokens(5), new=9)
     step(walk)
@@ -138,7 +139,7 @@ def test_the_first_mark_counts() -> None:
 
 
 @pytest.mark.parametrize("failure", ["step", "row"])
-def test_a_mark_outweighs_a_failure(failure: str) -> None:
+def test_an_ending_outweighs_a_failure(failure: str) -> None:
     walk = new_walk()
     request = add(walk, tokens(5), new=9)
     step(walk)
@@ -150,8 +151,7 @@ def test_a_mark_outweighs_a_failure(failure: str) -> None:
     else:
         result = walk.backend.forward(plan)
         result.errors[0] = "the logits are not finite"
-        walk.scheduler.apply(plan, result)
-        walk.settle()
+        walk.land(result)
     assert request.state is RequestState.CANCELLED
     assert walk.cache.peek(request.tokens) == 5  # of the failed step, nothing is kept
     walk.drain()
@@ -176,8 +176,7 @@ def test_a_failed_row_ends_one_request() -> None:
     assert plan is not None
     result = walk.backend.forward(plan)
     result.errors[1] = "the logits are not finite"
-    walk.scheduler.apply(plan, result)
-    walk.settle()
+    walk.land(result)
     assert walk.ended == {ids(plan)[1]: RequestState.FAILED}
     walk.drain()
 
@@ -213,7 +212,7 @@ def test_length_gives_exactly_max_new_tokens() -> None:
         add(walk, tokens(5, start=new), new=new)
     steps_until_done(walk)
     assert [walk.requests[n].output_len for n in range(1, 6)] == [1, 2, 3, 4, 5]
-    assert walk.scheduler.finished["completed"] == 5
+    assert walk.scheduler.meters.finished["completed"] == 5
 
 
 def test_an_end_token_ends_at_once() -> None:
@@ -278,11 +277,25 @@ def test_complete_of_what_has_not_run_is_our_own_fault() -> None:
 def test_plan_gives_none_only_while_everything_is_in_flight_or_done() -> None:
     walk = new_walk()
     assert walk.scheduler.plan() is None
-    add(walk, tokens(5))
-    plan = walk.begin_step()
-    assert plan is not None
-    assert walk.scheduler.plan() is None
-    walk.end_step(plan)
+    add(walk, tokens(5), new=2)
+    assert walk.begin_step() is not None
+    assert walk.begin_step() is not None
+    assert walk.scheduler.plan() is None  # both of its tokens are on their way
+    walk.end_step()
+    walk.end_step()
+    walk.drain()
+
+
+def test_a_retracted_request_can_be_complete() -> None:
+    walk = new_walk()
+    request = add(walk, tokens(5), new=9)
+    step(walk)
+    walk.scheduler._retract(request)
+    walk.settle()
+    assert request.state is RequestState.PENDING
+    assert walk.scheduler.complete(1)
+    walk.settle()
+    assert walk.ended[1] is RequestState.COMPLETED
     walk.drain()
 
 
@@ -297,5 +310,5 @@ def test_a_crowd_passes_a_small_door() -> None:
         walk.scheduler.apply(plan, walk.backend.forward(plan))
         steps += 1
     walk.scheduler.check()
-    assert walk.scheduler.finished["completed"] == 300
+    assert walk.scheduler.meters.finished["completed"] == 300
     assert steps < 100

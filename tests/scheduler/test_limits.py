@@ -15,11 +15,11 @@ from weft.core.sampling import SamplingParams
 
 
 def refused(walk: Walk, prompt: np.ndarray, **params: Any) -> InvalidRequestError:
-    before = walk.scheduler.finished["rejected"]
+    before = walk.scheduler.meters.finished["rejected"]
     with pytest.raises(InvalidRequestError) as caught:
         walk.scheduler.add(1, prompt.astype(np.int32), SamplingParams(**params))
     assert not walk.scheduler.has_work
-    assert walk.scheduler.finished["rejected"] == before + 1
+    assert walk.scheduler.meters.finished["rejected"] == before + 1
     walk.settle()
     return caught.value
 
@@ -104,7 +104,7 @@ def test_a_full_queue_refuses_and_keeps_nothing() -> None:
     assert error.http_status == 429
     assert "2 requests" in error.message
     assert [r.request_id for r in walk.scheduler.live] == [2, 3, 1]
-    assert walk.scheduler.finished["rejected"] == 1
+    assert walk.scheduler.meters.finished["rejected"] == 1
     step(walk)
     assert refusal(walk)
     step(walk)  # the first has ended: there is room again
@@ -112,18 +112,55 @@ def test_a_full_queue_refuses_and_keeps_nothing() -> None:
     walk.drain()
 
 
-def test_retry_after_follows_the_pace_of_endings() -> None:
+def test_retry_after_is_how_long_half_of_the_queue_takes() -> None:
     walk = full_walk()
     assert refusal(walk).retry_after_s == 1.0  # nothing is known yet
-    for _ in range(4):  # one ending in two steps, each of four seconds
-        for _ in range(2):
-            walk.clock.advance(4.0)
-            step(walk)
-        add(walk, tokens(5), new=2)
-    assert len(walk.scheduler.queued) + len(walk.scheduler.pending) == 3
-    walk.scheduler.plan()  # the running set takes one of them
-    add(walk, tokens(5))
-    assert refusal(walk).retry_after_s == pytest.approx(8.0)  # one of two places will be free
+    for _ in range(2):  # the first request: 5 + 1 tokens in 6 seconds, 2 of them output
+        plan = walk.begin_step()
+        assert plan is not None
+        walk.clock.advance(float(plan.num_tokens))
+        walk.end_step(plan)
+    add(walk, tokens(50, start=9), new=2)
+    # Two wait, 5 and 50 tokens; one of the running set's places has been taken by the second.
+    queued = sum(len(r.tokens) - 1 for r in walk.scheduler.queued.values())
+    outputs = 2 * len(walk.scheduler.queued)
+    assert refusal(walk).retry_after_s == pytest.approx((queued + outputs) / 2)
+
+
+def test_what_is_cached_does_not_count_as_waiting_work() -> None:
+    walk = new_walk(max_queue_size=1, max_concurrent_requests=1, max_batch_size=1)
+    add(walk, tokens(100, start=3), new=1)
+    plan = walk.begin_step()
+    assert plan is not None
+    walk.clock.advance(100.0)
+    walk.end_step(plan)
+    add(walk, tokens(30, start=4), new=1)
+    add(walk, tokens(100, start=3), new=1)  # waits, but all of it is cached
+    assert refusal(walk).retry_after_s == 1.0
+
+
+def test_a_better_request_displaces_the_worst_of_a_full_queue() -> None:
+    walk = full_walk(priority=True)
+    for request_id, priority in ((2, 3), (3, 3)):
+        assert walk.requests[request_id].request_id == request_id
+        walk.requests[request_id].priority = priority
+    better = add(walk, tokens(5, start=9), priority=2)
+    assert walk.ended == {3: RequestState.REJECTED}  # of the worst, the last to come
+    error = walk.requests[3].ending
+    assert error is not None and error.error is not None
+    assert (error.error.http_status, error.error.code) == (503, "displaced")
+    assert better.state is RequestState.QUEUED
+    with pytest.raises(QueueFullError):
+        walk.scheduler.add(99, tokens(5), SamplingParams(), priority=3)  # no better than the worst
+    assert walk.scheduler.meters.rejections == {"queue_full": 1, "invalid": 0, "displaced": 1}
+    walk.settle()
+    walk.drain()
+
+
+def test_without_priorities_nobody_is_displaced() -> None:
+    walk = full_walk(priority=False)
+    with pytest.raises(QueueFullError):
+        walk.scheduler.add(99, tokens(5), SamplingParams(), priority=-5)
 
 
 def test_a_queue_of_any_length_moves_into_free_places_at_once() -> None:

@@ -24,6 +24,7 @@ class Geometry:
         description: one line for people, such as "Qwen3ForCausalLM, 28 layers, bfloat16".
         dtype: of weights and KV, such as "bfloat16".
         running_set: what `http.max_concurrent_requests` is when it is `auto`.
+        plans_ahead: whether it pays to plan a step while another runs, when `scheduler.overlap` is `auto`.
         kv_budget_bytes: what the KV pool may take on the device when nothing bounds it; None: a share of the host's
             free memory.
     """
@@ -36,11 +37,12 @@ class Geometry:
     description: str
     dtype: str = ""
     running_set: int = 64
+    plans_ahead: bool = False
     kv_budget_bytes: int | None = None
 
 
 class Backend(Protocol):
-    """Computes steps. Used by one thread at a time.
+    """Computes steps. Used by one thread at a time, but for `cancel`.
 
     Life: construct (cheap, checks settings), `load`, `allocate_kv`, then `forward` as often as wanted, `close`.
     """
@@ -58,7 +60,18 @@ class Backend(Protocol):
         ...
 
     def forward(self, plan: StepPlan) -> StepResult:
-        """Computes one step. Errors of single rows come back in the result; an exception fails the whole step."""
+        """Computes one step. Errors of single rows come back in the result; an exception fails the whole step.
+
+        Steps come in the order of their plans. Tokens that are `IN_FLIGHT` are those that the step before sampled for
+        the same table row. Raises StepCancelled when `cancel` has broken the step off.
+        """
+        ...
+
+    def cancel(self, step: int) -> None:
+        """Nobody wants the result of this step any more (nor of earlier ones): `forward` may break off, or go on.
+
+        Called from another thread than `forward`.
+        """
         ...
 
     def close(self) -> None:

@@ -19,6 +19,22 @@ class MonotonicClock:
         return time.monotonic()
 
 
+class FrozenClock:
+    """Another clock's time as of the last `refresh`: one event, one time, so that what was decided can be replayed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._now_s = clock.now_s()
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def refresh(self) -> float:
+        """Reads the clock; returns the new time."""
+        self._now_s = self._clock.now_s()
+        return self._now_s
+
+
 class VirtualClock:
     """A clock that moves only when told; tests and the simulator use it."""
 

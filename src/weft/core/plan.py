@@ -24,8 +24,11 @@ Bools = npt.NDArray[np.bool_]
 
 StepMode = Literal["extend", "decode", "mixed"]
 
+IN_FLIGHT = -1
+"""Stands for a token that a step in flight will sample; only the backend knows it when it computes the next step."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)  # not frozen: that would triple the cost of making one, and a step has hundreds
 class SamplingRow:
     """How one emitting row chooses its token.
 
@@ -35,7 +38,8 @@ class SamplingRow:
         seed: the request's own 64-bit seed, always set.
         output_index: 0 for the first generated token; with `seed` it fixes the draw.
         banned: token ids that cannot be chosen now (end tokens before `min_tokens`).
-        prompt_ids, output_ids: tokens so far, filled only where penalties need them (int32).
+        prompt_ids, output_ids: tokens so far, filled only where penalties need them (int32); a last output token of
+            `IN_FLIGHT` is the one that the step before this samples.
     """
 
     row: int
@@ -72,8 +76,10 @@ class StepPlan:
         table_rows: int32 [R], each request's row in the `ReqToTokenPool`.
         extend_lens: int32 [R], new tokens of each row (1 in decode).
         seq_lens: int32 [R], tokens of each row after this step; the row's new tokens are its last `extend_lens`.
-        token_ids, positions, slots: int32 [T], rows one after another; `slots` is where each token's K and V go.
-        page_table: int32 [R, max(seq_lens)], slot of every position, this step's included; zero beyond a row's length.
+        token_ids, positions, slots: int32 [T], rows one after another; `slots` is where each token's K and V go. A
+            token id of `IN_FLIGHT` is the one that the step before this samples for the same table row.
+        page_table: int32 [R, max(seq_lens)], slot of every position, this step's included; what is beyond a row's length
+            means nothing.
         emits: bool [R], whether the row's last token yields a new one (false for all but the last prompt chunk).
         sampling: one entry per emitting row, in row order.
         prompt_logprobs: row -> which of its prompt tokens' log probabilities are wanted.

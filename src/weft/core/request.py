@@ -2,13 +2,17 @@
 
 Invariants: 0 <= cached_len <= device_len <= max_device_len; a terminal state is entered exactly once and never left;
 every edge that DESIGN.md's diagram does not show raises InvariantError.
+
+Steps may overlap: while one with this request is in flight, the next may be planned. So there are two views of a
+request. `cached_len` and `device_len` are facts; `planned_len` and `expected_len` are what they will be once every step
+in flight has landed. Outside of steps the two agree.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -87,6 +91,20 @@ class Ending:
     error: WeftError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """Why not more of a prompt was found in the cache.
+
+    Attributes:
+        reason: "never_seen": what was cached ends here; "evicted": what follows was cached once; "diverged": other
+            prompts go on differently from here; "not_used": the request wants all of its prompt computed.
+        at_token: how many tokens were found.
+    """
+
+    reason: Literal["never_seen", "evicted", "diverged", "not_used"]
+    at_token: int
+
+
 class Request:
     """One prompt with its sampling parameters and its place in the cache.
 
@@ -100,6 +118,7 @@ class Request:
         arrival_s: clock time of arrival.
         priority: lower runs first, where the scheduler heeds it.
         deadline_s: clock time past which the client does not want an answer any more.
+        session_id, session_ttl_s: the conversation that keeps its KV, and for how long.
     """
 
     def __init__(
@@ -114,6 +133,8 @@ class Request:
         arrival_s: float = 0.0,
         priority: int = 0,
         deadline_s: float | None = None,
+        session_id: str | None = None,
+        session_ttl_s: float | None = None,
     ) -> None:
         input_len = len(prompt_ids)
         if not 1 <= input_len < max_device_len:
@@ -124,6 +145,8 @@ class Request:
         self.priority = priority
         self.arrival_s = arrival_s
         self.deadline_s = deadline_s
+        self.session_id = session_id
+        self.session_ttl_s = session_ttl_s
         self.input_len = input_len
         self.max_device_len = max_device_len
         self.cached_len = 0
@@ -131,20 +154,27 @@ class Request:
         # Grown by doubling: a limit of 100k tokens must not cost 400 kB for a request that says ten words.
         self._tokens = np.empty(min(max_device_len, input_len + 64), dtype=np.int32)
         self._tokens[:input_len] = prompt_ids
+        self.last_token = int(prompt_ids[-1])
         self.end_tokens = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
         self.state = RequestState.QUEUED
+        self.history: list[tuple[RequestState, float]] = [(RequestState.QUEUED, arrival_s)]
         self.ending: Ending | None = None
         # Owned by the KV cache: table row, locked prefix, slots handed out (see kv/prefix_cache.py).
         self.row: int = -1
         self.prefix: Any = None
         self.allocated_len = 0
         # Facts for `usage`, /stats and logs.
-        self.turn = 0  # how many requests came before it; given by the scheduler
         self.reused_tokens = 0
+        self.miss: CacheMiss | None = None
         self.chunks = 0
-        self.in_flight = False
+        self.retractions = 0
+        # Of steps in flight: how many, and what they will add.
+        self.in_flight = 0
+        self.tokens_in_flight = 0
+        self.planned_len = 0
+        self.prompt_logprobs_len = 1  # prompt tokens whose log probabilities are delivered; the first one has none
         self.admitted_s: float | None = None
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -157,9 +187,14 @@ class Request:
         )
 
     @property
+    def expected_len(self) -> int:
+        """Tokens known once every step in flight has landed."""
+        return self.device_len + self.tokens_in_flight
+
+    @property
     def extend_len(self) -> int:
         """Tokens whose KV the next step must compute."""
-        return self.device_len - self.cached_len
+        return self.expected_len - self.planned_len
 
     @property
     def output_len(self) -> int:
@@ -185,26 +220,49 @@ class Request:
 
     def admit(self, now_s: float) -> None:
         """QUEUED to PENDING: into the running set."""
-        self._enter(RequestState.PENDING)
+        self._enter(RequestState.PENDING, now_s)
         self.admitted_s = now_s
 
     def schedule(self, now_s: float) -> None:
         """PENDING to PROCESSING: into a batch."""
-        self._enter(RequestState.PROCESSING)
+        self._enter(RequestState.PROCESSING, now_s)
         if self.first_scheduled_s is None:
             self.first_scheduled_s = now_s
+
+    def retract(self, now_s: float) -> None:
+        """PROCESSING to PENDING: out of the batch, with its output; it must hold no KV and be in no step."""
+        if self.in_flight or self.row >= 0:
+            raise InvariantError(f"{self!r}: retracted while in flight or holding KV")
+        self._enter(RequestState.PENDING, now_s)
+        self.retractions += 1
+        self.cached_len = self.planned_len = 0
 
     def finish(self, ending: Ending, now_s: float) -> None:
         """Enters a terminal state; the one place where a request ends."""
         if not ending.state.terminal or (ending.finish_reason is not None) != (ending.state is RequestState.COMPLETED):
             raise InvariantError(f"request {self.request_id}: {ending} is no ending")
-        self._enter(ending.state)
+        self._enter(ending.state, now_s)
         self.ending = ending
         self.finished_s = now_s
 
+    def depart(self, computed: int, *, emits: bool) -> None:
+        """It takes part in a step that stores the KV of `computed` more tokens, and yields a token if it `emits`."""
+        if computed < 1 or computed > self.extend_len or self.expected_len + emits > self.max_device_len:
+            raise InvariantError(f"{self!r}: no step of {computed} tokens")
+        self.in_flight += 1
+        self.planned_len += computed
+        self.tokens_in_flight += emits
+
+    def land(self, *, emits: bool) -> None:
+        """The oldest of its steps in flight is over, whatever it gave."""
+        if not self.in_flight:
+            raise InvariantError(f"{self!r} is in no step")
+        self.in_flight -= 1
+        self.tokens_in_flight -= emits
+
     def advance(self, computed: int) -> None:
         """Records that a step stored the KV of `computed` more tokens."""
-        if computed < 0 or self.cached_len + computed > self.device_len:
+        if computed < 0 or self.cached_len + computed > min(self.device_len, self.planned_len):
             raise InvariantError(f"{self!r}: cannot advance by {computed}")
         self.cached_len += computed
 
@@ -219,7 +277,7 @@ class Request:
             grown = np.empty(min(self.max_device_len, 2 * len(self._tokens)), dtype=np.int32)
             grown[: self.device_len] = self._tokens
             self._tokens = grown
-        self._tokens[self.device_len] = token
+        self._tokens[self.device_len] = self.last_token = token
         self.device_len += 1
         if token in self.end_tokens and self.output_len > self.params.min_tokens:
             return Ending(RequestState.COMPLETED, FinishReason.STOP, stop_token=token)
@@ -227,7 +285,8 @@ class Request:
             return Ending(RequestState.COMPLETED, FinishReason.LENGTH)
         return None
 
-    def _enter(self, state: RequestState) -> None:
+    def _enter(self, state: RequestState, now_s: float) -> None:
         if state not in _EDGES.get(self.state, frozenset()):
             raise InvariantError(f"request {self.request_id}: {self.state.value} cannot become {state.value}")
         self.state = state
+        self.history.append((state, now_s))

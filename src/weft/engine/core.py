@@ -1,32 +1,42 @@
-"""`EngineCore`: scheduler and backend joined, one step at a time. The engine process and `LLM` both run this.
+"""`EngineCore`: scheduler and backend joined. The engine process and `LLM` both run this.
+
+`begin` plans a step, somebody computes it (`run_step`, here or in a thread), `land` records what it gave. With
+`depth` 2 a step may be begun while another one runs. `step` does all of it in one turn.
 
 Invariants: an exception of the backend ends the requests of its step and nothing else; after `MAX_FAILED_STEPS` failed
-steps in a row the engine is declared dead, for then no request would ever end well.
+steps in a row the engine is declared dead, for then no request would ever end well. The scheduler sees one time per
+event, so that a recorded run can be replayed.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
 
 from weft.backends.base import Backend, Geometry, Progress
+from weft.backends.steps import StepCancelled
 from weft.config.settings import Settings
-from weft.core.clock import Clock, MonotonicClock
-from weft.core.errors import EngineError, InvalidRequestError, WeftError
-from weft.core.plan import TokenLogprobs
-from weft.core.request import Ending, Request, RequestState
+from weft.core.clock import Clock, FrozenClock, MonotonicClock
+from weft.core.errors import EngineError, InvalidRequestError, InvariantError, NotFoundError, WeftError
+from weft.core.plan import StepPlan, StepResult, TokenLogprobs
+from weft.core.request import Ending, Request
 from weft.core.sampling import SamplingParams
-from weft.engine.sizing import resolve_context, resolve_kv_slots, resolve_limits
+from weft.engine.facts import Facts
+from weft.engine.runner import Landing, run_step
+from weft.engine.sizing import resolve_context, resolve_depth, resolve_kv_slots, resolve_limits
 from weft.ipc.errors import error_info
-from weft.ipc.messages import End, LogprobItem, Submit, TokenOutput
+from weft.ipc.messages import CacheMissInfo, End, LogprobItem, Submit, TokenOutput
 from weft.kv.prefix_cache import PrefixCache
 from weft.scheduler.scheduler import Scheduler, Update
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
+CHECK_INTERVAL_S = 5.0
+"""An idle engine proves its invariants at most this often, and only if it has worked since."""
 
 
 class EngineDead(EngineError):
@@ -40,6 +50,9 @@ class EngineCore:
         settings: resolved settings.
         backend: not loaded yet.
         clock: a virtual one in tests.
+
+    Attributes, after `load`:
+        depth: steps that may be in flight at once, 1 or 2.
     """
 
     def __init__(self, settings: Settings, backend: Backend, clock: Clock | None = None) -> None:
@@ -48,10 +61,13 @@ class EngineCore:
         self.clock = clock or MonotonicClock()
         self.geometry: Geometry
         self.scheduler: Scheduler
+        self.facts: Facts
+        self.depth = 1
+        self._now = FrozenClock(self.clock)
         self._failed_steps = 0
-        self._last_step_s = 0.0
-        self._batch_rows = self._batch_tokens = 0
         self._next_scan_s = 0.0
+        self._next_check_s = 0.0
+        self._unproven = False
         self._refused: list[TokenOutput] = []
 
     def load(self, progress: Progress | None = None) -> None:
@@ -60,28 +76,35 @@ class EngineCore:
         limits = resolve_limits(self.settings, self.geometry)
         context = resolve_context(self.settings, self.geometry)
         slots = resolve_kv_slots(self.settings, self.geometry, limits, context)
+        kv = self.settings.kv_cache
         cache = PrefixCache(
             slots,
-            page_size=self.settings.kv_cache.page_size,
+            page_size=kv.page_size,
             max_rows=limits.max_batch_size,
             max_len=min(context, slots),
-            retain=self.settings.kv_cache.retain,
+            retain=kv.retain,
+            eviction_policy=kv.eviction_policy,
+            eviction_threshold=kv.eviction_threshold,
+            bytes_per_token=self.geometry.kv_bytes_per_token,
         )
         self.backend.allocate_kv(cache.capacity)
+        self.depth = resolve_depth(self.settings, self.geometry)
         self.scheduler = Scheduler(
             limits,
             cache,
-            self.clock,
+            self._now,
             max_context_tokens=context,
             vocab_size=self.geometry.vocab_size,
             eos_token_ids=self.geometry.eos_token_ids,
             seed=self.settings.scheduler.seed,
         )
+        self.facts = Facts(self.scheduler, self.geometry.kv_bytes_per_token)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
         """Queues a request; one that cannot be served gets its ending with the next outputs."""
+        self._now.refresh()
         try:
             self._check_features(message.params)
             self.scheduler.add(
@@ -91,93 +114,153 @@ class EngineCore:
                 priority=message.priority,
                 arrival_s=message.arrival_s,
                 deadline_s=message.deadline_s,
+                session_id=message.session_id,
+                session_ttl_s=message.session_ttl_s,
             )
         except WeftError as error:
             end = End("rejected", error=error_info(error))
             self._refused.append(TokenOutput(message.request_id, end=end))
 
-    def abort(self, request_ids: list[int] | None) -> None:
-        """Cancels requests (None: all); ids that are not known (any more) are ignored."""
+    def abort(self, request_ids: list[int] | None, since_s: float | None = None) -> None:
+        """Cancels requests (None: all); ids that are not known (any more) are ignored.
+
+        `since_s` is when that was wanted, on the engine's clock.
+        """
+        self._now.refresh()
         for request_id in request_ids if request_ids is not None else [r.request_id for r in self.scheduler.live]:
-            self.scheduler.abort(request_id)
+            self.scheduler.abort(request_id, since_s)
 
     def complete(self, request_id: int) -> None:
         """Ends a request whose text is complete."""
+        self._now.refresh()
         self.scheduler.complete(request_id)
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._refused)
 
+    # ---- steps ------------------------------------------------------------------------------------------------
+
+    @property
+    def due_s(self) -> float:
+        """When `tick` has something to do next, on the engine's clock."""
+        return self._next_scan_s
+
+    def tick(self) -> None:
+        """Deadlines, ends of sessions, cleaning up: what goes by the clock; cheap when nothing is due."""
+        now = self._now.refresh()
+        if now < self._next_scan_s:
+            return
+        scan_s, cleanup_s = self.settings.scheduler.deadline_scan_s, self.settings.kv_cache.cleanup_interval_s
+        self._next_scan_s = now + min(scan_s, cleanup_s)
+        self.scheduler.expire()
+        if self._unproven and not self.scheduler.has_work and now >= self._next_check_s:
+            self._prove()
+            self._next_check_s = now + CHECK_INTERVAL_S
+
+    def begin(self) -> StepPlan | None:
+        """The next step to compute; None when nothing can run before something else happens."""
+        self._now.refresh()
+        if not self.scheduler.has_work:
+            return None
+        start_s = time.perf_counter()
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.facts.schedule_time.observe(time.perf_counter() - start_s)
+            self.facts.batch = (plan.num_rows, plan.num_tokens)
+            self._unproven = True
+        return plan
+
+    def land(self, landing: Landing) -> None:
+        """Records a step that is over. Raises EngineDead when the backend has failed for good."""
+        self._now.refresh()
+        plan, outcome = landing.plan, landing.outcome
+        self.facts.last_step_s = landing.seconds
+        start_s = time.perf_counter()
+        if isinstance(outcome, StepCancelled):
+            self.scheduler.cancelled(plan)
+            return
+        fault = outcome if isinstance(outcome, Exception) else _fault(plan, outcome)
+        if fault is None:
+            self.scheduler.apply(plan, outcome)  # type: ignore[arg-type]
+            self._failed_steps = 0
+            self.facts.step_time[plan.mode].observe(landing.seconds)
+            self.facts.schedule_time.observe(time.perf_counter() - start_s)
+            return
+        logger.error("step %d failed", plan.step, exc_info=fault)
+        self.scheduler.fail(plan, f"the engine failed in this step: {type(fault).__name__}: {fault}")
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineDead(f"{self._failed_steps} steps in a row failed")
+
     def step(self) -> list[TokenOutput]:
         """One turn: deadlines, plan, forward, apply.
 
         Raises EngineDead when the backend has failed for good; `take_outputs` then still has the last endings.
         """
-        now = self.clock.now_s()
-        if now >= self._next_scan_s:
-            self.scheduler.expire()
-            self._next_scan_s = now + self.settings.scheduler.deadline_scan_s
-        plan = self.scheduler.plan()
+        self.tick()
+        plan = self.begin()
         if plan is not None:
-            self._batch_rows, self._batch_tokens = plan.num_rows, plan.num_tokens
-            try:
-                result = self.backend.forward(plan)
-            except Exception as error:
-                logger.exception("step %d failed", plan.step)
-                self.scheduler.fail(plan, f"the engine failed in this step: {type(error).__name__}: {error}")
-                self._failed_steps += 1
-            else:
-                self.scheduler.apply(plan, result)
-                self._failed_steps = 0
-            self._last_step_s = self.clock.now_s() - now
-        if self._failed_steps >= MAX_FAILED_STEPS:
-            raise EngineDead(f"{self._failed_steps} steps in a row failed")
+            self.land(run_step(self.backend, plan))
         return self.take_outputs()
 
     def take_outputs(self) -> list[TokenOutput]:
         """What happened since the last call."""
         outputs, self._refused = self._refused, []
-        outputs.extend(_output(update) for update in self.scheduler.take_updates())
+        for update in self.scheduler.take_updates():
+            outputs.append(_output(update))
+            if update.ending is not None:
+                self.facts.note_end(update.request, self._now.now_s())
         return outputs
 
     # ---- facts ------------------------------------------------------------------------------------------------
 
     def flush_cache(self) -> int:
-        """Forgets all KV that no request holds; returns how many tokens."""
+        """Forgets all KV that no request and no session holds; returns how many tokens."""
         return self.scheduler.cache.flush()
 
     def stats(self) -> dict[str, Any]:
         """The JSON of `GET /stats`."""
-        scheduler = self.scheduler
-        counts = scheduler.cache.counts()
-        return {
-            "requests": {
-                "queued": len(scheduler.queued),
-                "pending": len(scheduler.pending),
-                "processing": len(scheduler.running),
-                "finished": dict(scheduler.finished),
-            },
-            "kv": {
-                "capacity": counts.capacity,
-                "free": counts.free,
-                "cached": counts.cached,
-                "active": counts.active,
-                "evicted_total": counts.evicted_total,
-                "bytes": (counts.capacity - counts.free) * self.geometry.kv_bytes_per_token,
-            },
-            "sequence_ids": {"total": scheduler.limits.max_batch_size, "used": len(scheduler.running)},
-            "batch": {
-                "rows": self._batch_rows if scheduler.running else 0,
-                "tokens": self._batch_tokens if scheduler.running else 0,
-            },
-            "engine": {
-                "backend": self.backend.name,
-                "steps": scheduler.steps,
-                "last_step_s": round(self._last_step_s, 6),
-                "idle": not scheduler.has_work,
-            },
-        }
+        return self.facts.stats(self.backend.name)
+
+    def metrics(self) -> dict[str, Any]:
+        """See `Facts.metrics`."""
+        return self.facts.metrics(self._now.refresh())
+
+    def requests(self) -> list[dict[str, Any]]:
+        """See `Facts.requests`."""
+        return self.facts.requests(self._now.refresh())
+
+    def request(self, request_id: int) -> dict[str, Any]:
+        """One live or recent request. Raises NotFoundError."""
+        record = self.facts.request(request_id, self._now.refresh())
+        if record is None:
+            raise NotFoundError(f"request {request_id} is not known here (any more)", param="request_id")
+        return record
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The sessions whose KV is kept."""
+        return self.scheduler.cache.sessions(self._now.refresh())
+
+    def end_session(self, session_id: str) -> dict[str, Any]:
+        """Ends a session and its requests. Raises NotFoundError when there is neither."""
+        self._now.refresh()
+        ended, aborted = self.scheduler.end_session(session_id)
+        if not ended and not aborted:
+            raise NotFoundError(f"session {session_id!r} is not known here (any more)", param="session_id")
+        return {"ended": ended, "aborted": aborted}
+
+    # ---- insides ----------------------------------------------------------------------------------------------
+
+    def _prove(self) -> None:
+        """Checks everything while nothing runs; a breach is a bug, which must not take the server down."""
+        self._unproven = False
+        try:
+            self.scheduler.check()
+        except InvariantError:
+            self.facts.breaches += 1
+            logger.exception("an invariant does not hold; the KV cache starts afresh")
+            self.scheduler.cache.reset()
 
     def _check_features(self, params: SamplingParams) -> None:
         wanted = {
@@ -188,8 +271,17 @@ class EngineCore:
         }
         for name, asked in wanted.items():
             if asked and name not in self.backend.features:
-                self.scheduler.finished[RequestState.REJECTED.value] += 1
+                self.scheduler.meters.note_rejection("invalid")
                 raise InvalidRequestError(f"{name}: the {self.backend.name} engine does not have it", param=name)
+
+
+def _fault(plan: StepPlan, result: Any) -> Exception | None:
+    """What is wrong with the form of a result; its contents are judged row by row."""
+    if not isinstance(result, StepResult):
+        return TypeError(f"the backend returned {type(result).__name__}")
+    if np.shape(result.tokens) != (plan.num_rows,):
+        return ValueError(f"the backend returned tokens of shape {np.shape(result.tokens)} for {plan.num_rows} rows")
+    return None
 
 
 def _output(update: Update) -> TokenOutput:
@@ -215,6 +307,7 @@ def _end(request: Request, ending: Ending) -> End:
     scheduled = request.first_scheduled_s if request.first_scheduled_s is not None else finished
     first_token = request.first_token_s if request.first_token_s is not None else finished
     told = ending.stop_token if ending.stop_token in request.params.stop_token_ids else None
+    miss = request.miss
     return End(
         state=ending.state.value,
         finish_reason=ending.finish_reason.value if ending.finish_reason is not None else None,
@@ -226,4 +319,6 @@ def _end(request: Request, ending: Ending) -> End:
         queue_s=max(0.0, scheduled - request.arrival_s),
         prefill_s=max(0.0, first_token - scheduled),
         decode_s=max(0.0, finished - first_token),
+        retractions=request.retractions,
+        miss=None if miss is None else CacheMissInfo(miss.reason, miss.at_token),
     )

@@ -41,7 +41,15 @@ def resolve_limits(settings: Settings, geometry: Geometry) -> Limits:
         queue_timeout_s=http.queue_timeout_s,
         max_input_tokens=scheduler.max_input_tokens,
         max_output_tokens=scheduler.max_output_tokens,
+        cleanup_interval_s=settings.kv_cache.cleanup_interval_s,
+        session_ttl_s=settings.kv_cache.session_ttl_s,
     )
+
+
+def resolve_depth(settings: Settings, geometry: Geometry) -> int:
+    """Steps that may be in flight at once: two with `scheduler.overlap`, else one."""
+    overlap = settings.scheduler.overlap
+    return 2 if (geometry.plans_ahead if overlap == "auto" else overlap) else 1
 
 
 def resolve_context(settings: Settings, geometry: Geometry) -> int:

@@ -9,7 +9,10 @@ from weft.ipc.messages import ErrorInfo
 def error_from(info: ErrorInfo) -> WeftError:
     """The `WeftError` that an `ErrorInfo` stands for."""
     if info.http_status == QueueFullError.http_status:
-        return QueueFullError(info.message, retry_after_s=info.retry_after_s or 1.0)
+        full = QueueFullError(info.message, retry_after_s=info.retry_after_s or 1.0)
+        full.param = info.param
+        full.code = info.code or full.code
+        return full
     return ERRORS_BY_STATUS.get(info.http_status, EngineError)(info.message, param=info.param, code=info.code)
 
 

@@ -2,6 +2,7 @@
 
     API --> text:    TextRequest, TextQuery, Abort          text --> API:   TextBatch, QueryReply
     text --> engine: Submit, Finish, Abort                  engine --> text: TokenBatch
+    engine's step thread --> engine: Wake
     API --> engine:  EngineQuery, Abort                     engine --> API: EngineReply, Heartbeat
     any child --> API: Ready, StartFailed
 
@@ -99,6 +100,10 @@ class Abort(_Message):
 
     request_ids: list[int] | None = None
     sent_s: float | None = None
+
+
+class Wake(_Message):
+    """A step has ended: the thread that computed it says so to the engine's loop."""
 
 
 class EngineQuery(_Message):
@@ -239,7 +244,7 @@ class StartFailed(_Message):
 
 
 ToText = TextRequest | TextQuery | Abort | TokenBatch
-ToEngine = Submit | Finish | Abort | EngineQuery
+ToEngine = Submit | Finish | Abort | EngineQuery | Wake
 ToApi = TextBatch | QueryReply | EngineReply | Heartbeat | Ready | StartFailed
 
 encode = msgspec.msgpack.Encoder().encode

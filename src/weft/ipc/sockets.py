@@ -34,6 +34,11 @@ class Endpoints:
     def engine(self) -> str:
         return f"ipc://{self.folder / 'engine'}"
 
+    @property
+    def engine_thread(self) -> str:
+        """The engine's inbox as seen from another thread of its process."""
+        return "inproc://engine"
+
     def text(self, index: int) -> str:
         return f"ipc://{self.folder / f'text{index}'}"
 
@@ -63,6 +68,10 @@ class Inbox(Generic[M]):
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(address)
         self._decode = decode
+
+    def bind(self, address: str) -> None:
+        """Listens at one more address."""
+        self._socket.bind(address)
 
     def receive(self, timeout_s: float | None) -> Iterator[M]:
         """All messages there are; waits for a first one up to `timeout_s` (0: not at all, None: for ever)."""

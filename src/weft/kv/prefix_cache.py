@@ -3,22 +3,27 @@
 Every slot is at each moment in exactly one of three places: the free list, one tree node, or the tail of one live
 request. A request's table row reads: [0, prefix.length) slots of the tree, locked for it; [prefix.length,
 allocated_len) its own tail, of which [.., cached_len) hold computed KV. `free + cached + active = capacity`, where
-`active` is tails and locked nodes and `cached` is the other nodes.
+`active` is tails and locked nodes and `cached` is the other nodes, leased or evictable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from weft.core.errors import InvariantError
 from weft.core.plan import Int32s
-from weft.core.request import Request
+from weft.core.request import CacheMiss, Request
+from weft.kv.leases import Leases
+from weft.kv.ledger import Ledger
 from weft.kv.pages import PageAllocator, ReqToTokenPool, round_up
-from weft.kv.radix_tree import Node, RadixTree
+from weft.kv.radix_tree import EvictionPolicy, Match, Node, RadixTree
+
+LEASE_SHARE = 0.5
+"""Sessions hold at most this share of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,13 @@ class PrefixHandle:
 
 @dataclass(frozen=True, slots=True)
 class KvCounts:
-    """Tokens by place; see `PrefixCache`."""
+    """Tokens by place; see `PrefixCache`. `leased` is the part of `cached` that sessions protect."""
 
     capacity: int
     free: int
     cached: int
     active: int
+    leased: int
     evicted_total: int
 
 
@@ -49,6 +55,9 @@ class PrefixCache:
         max_rows: live requests at once.
         max_len: longest sequence, in tokens.
         retain: "prefix" leaves an ended request's KV in the tree; "none" forgets it as soon as nobody shares it.
+        eviction_policy: what is forgotten first.
+        eviction_threshold: share of the capacity above which what nobody holds is forgotten.
+        bytes_per_token: of KV, for what is told to people.
     """
 
     def __init__(
@@ -59,13 +68,19 @@ class PrefixCache:
         max_rows: int,
         max_len: int,
         retain: Literal["prefix", "none"] = "prefix",
+        eviction_policy: EvictionPolicy = "lru",
+        eviction_threshold: float = 1.0,
+        bytes_per_token: int = 0,
     ) -> None:
         self.page_size = page_size
         self.retain = retain
         self.evicted_total = 0
         self.pages = PageAllocator(capacity, page_size)
-        self.tree = RadixTree(page_size)
+        self.tree = RadixTree(page_size, eviction_policy)
         self.rows = ReqToTokenPool(max_rows, round_up(max_len, page_size))
+        self.ledger = Ledger(bytes_per_token)
+        self.leases = Leases(self.tree, int(self.capacity * LEASE_SHARE), bytes_per_token)
+        self._least_free = self.capacity - int(self.capacity * eviction_threshold)
 
     @property
     def capacity(self) -> int:
@@ -74,11 +89,12 @@ class PrefixCache:
     @property
     def available(self) -> int:
         """Slots that can be had at once: free ones and what nobody holds."""
-        return self.pages.free_slots + self.tree.unlocked_tokens
+        return self.pages.free_slots + self.tree.evictable_tokens
 
     def counts(self) -> KvCounts:
         free, cached = self.pages.free_slots, self.tree.unlocked_tokens
-        return KvCounts(self.capacity, free, cached, self.capacity - free - cached, self.evicted_total)
+        active = self.capacity - free - cached
+        return KvCounts(self.capacity, free, cached, active, self.tree.leased_tokens, self.evicted_total)
 
     # ---- a request's way through the cache --------------------------------------------------------------------
 
@@ -86,16 +102,21 @@ class PrefixCache:
         """Tokens of this prompt that are cached now, leaving the one that must be computed to get logits."""
         return self.tree.peek(tokens[: len(tokens) - 1])
 
-    def attach(self, request: Request, *, reuse: bool = True) -> None:
-        """Gives the request a row and the longest cached prefix, locked; sets `cached_len`.
+    def attach(self, request: Request, *, reuse: bool = True, now_s: float = 0.0) -> None:
+        """Gives the request a row and the longest cached prefix, locked; sets `cached_len` and `miss`.
 
         At least one token is left to compute, since its logits are wanted.
         """
         if request.row >= 0:
             raise InvariantError(f"{request!r} is attached already")
-        tokens = request.tokens[: request.device_len - 1] if reuse else request.tokens[:0]
-        match = self.tree.match(tokens)
+        tokens = request.tokens[: request.device_len - 1]
+        match = self.tree.match(tokens if reuse else tokens[:0])
+        request.miss = self._miss(tokens, match) if reuse else CacheMiss("not_used", 0)
         self.tree.lock(match.node)
+        node: Node | None = match.node
+        while node is not None:
+            self.ledger.touch(node.owner, now_s)
+            node = node.parent
         request.row = self.rows.take()
         request.prefix = PrefixHandle(match.length, match.node)
         request.cached_len = request.allocated_len = match.length
@@ -105,16 +126,29 @@ class PrefixCache:
         """Slots that `extend` to `new_len` tokens would take."""
         return max(0, round_up(new_len, self.page_size) - request.allocated_len)
 
-    def extend(self, request: Request, new_len: int) -> None:
+    def extend(self, request: Request, new_len: int, now_s: float = 0.0) -> None:
         """Makes room for tokens up to `new_len`, evicting where needed; the caller has checked `available`."""
         needed = self.room_needed(request, new_len)
         if not needed:
             return
-        if needed > self.pages.free_slots:
-            self.evict(needed - self.pages.free_slots)
         start = request.allocated_len
-        self.rows.table[request.row, start : start + needed] = self.pages.allocate(needed)
+        self.rows.table[request.row, start : start + needed] = self._allocate(needed)
         request.allocated_len = start + needed
+        self.ledger.charge(request.request_id, needed, now_s)
+
+    def extend_by_one(self, requests: Sequence[Request], now_s: float = 0.0) -> None:
+        """Makes room for one more token (number `planned_len`) of each; like `extend`, all at once."""
+        short = [request for request in requests if request.planned_len == request.allocated_len]
+        if not short:
+            return
+        page = self.page_size
+        slots = self._allocate(len(short) * page).reshape(len(short), page)
+        rows = np.array([request.row for request in short])[:, None]
+        places = np.array([request.allocated_len for request in short])[:, None] + np.arange(page)
+        self.rows.table[rows, places] = slots
+        for request in short:
+            request.allocated_len += page
+            self.ledger.charge(request.request_id, page, now_s)
 
     def cache_unfinished(self, request: Request) -> None:
         """Shares what the request has computed so far: inserts it, and moves its lock to the longer prefix.
@@ -126,15 +160,13 @@ class PrefixCache:
         if length <= old.length:
             return
         row = self.rows.table[request.row]
-        tokens = request.tokens[:length]
-        existing = self.tree.insert(tokens, row[:length])
-        match = self.tree.match(tokens)
-        if match.length != length:
-            raise InvariantError(f"{request!r}: inserted {length} tokens, found {match.length}")
-        self.tree.lock(match.node)
-        self.tree.unlock(old.node)
-        self.pages.free(row[old.length : existing].copy())
-        row[old.length : existing] = match.slots[old.length : existing]
+        match = self.tree.insert(
+            request.tokens[:length], row[old.length : length], below=old.node, owner=request.request_id
+        )
+        self.tree.lock(match.node, above=old.node)
+        existing = match.length
+        self._give_back(request, row[old.length : existing].copy())
+        row[old.length : existing] = match.slots
         request.prefix = PrefixHandle(length, match.node)
 
     def cache_finished(self, request: Request, *, keep: bool = True) -> None:
@@ -148,36 +180,71 @@ class PrefixCache:
         row = self.rows.table[request.row, : request.allocated_len]
         length = request.cached_len - request.cached_len % self.page_size
         if keep and self.retain == "prefix" and length > old.length:
-            existing = self.tree.insert(request.tokens[:length], row[:length])
-            self.pages.free(row[old.length : existing])
-            self.pages.free(row[length:])
+            match = self.tree.insert(
+                request.tokens[:length], row[old.length : length], below=old.node, owner=request.request_id
+            )
+            self._give_back(request, row[old.length : match.length])
+            self._give_back(request, row[length:])
         else:
-            self.pages.free(row[old.length :])
+            self._give_back(request, row[old.length :])
         self.tree.unlock(old.node)
         if self.retain == "none":
-            self.pages.free(self.tree.evict(self.tree.unlocked_tokens))
+            self._forget(self.tree.evictable_tokens)
         self.rows.give_back(request.row)
         request.row, request.prefix, request.allocated_len = -1, None, 0
+
+    # ---- sessions: see `Leases` -------------------------------------------------------------------------------
+
+    def lease(self, session_id: str, tokens: Int32s, now_s: float, ttl_s: float) -> None:
+        """A turn of the session has ended: protects its KV. With `retain` "none" nothing of it is left to protect."""
+        self.leases.hold(session_id, tokens, now_s, ttl_s)
+
+    def renew_lease(self, session_id: str, now_s: float, ttl_s: float) -> None:
+        self.leases.renew(session_id, now_s, ttl_s)
+
+    def end_lease(self, session_id: str) -> bool:
+        return self.leases.end(session_id)
+
+    def expire_leases(self, now_s: float) -> int:
+        return self.leases.expire(now_s)
+
+    def yield_lease(self) -> bool:
+        """Gives one session up for a request that could not run otherwise; False if there is none."""
+        return self.leases.yield_one()
+
+    def sessions(self, now_s: float) -> list[dict[str, Any]]:
+        return self.leases.list(now_s)
 
     # ---- all of it --------------------------------------------------------------------------------------------
 
     def evict(self, num_tokens: int) -> int:
         """Frees at least `num_tokens` of what nobody holds, if there is so much; returns how many."""
-        slots = self.tree.evict(num_tokens)
-        self.pages.free(slots)
-        self.evicted_total += len(slots)
-        return len(slots)
+        freed = self._forget(num_tokens)
+        self.evicted_total += freed
+        return freed
+
+    def trim(self) -> int:
+        """Evicts down to the threshold, as far as nobody holds what is above it; returns how many tokens went."""
+        excess = min(self._least_free - self.pages.free_slots, self.tree.evictable_tokens)
+        return self.evict(excess) if excess > 0 else 0
 
     def flush(self) -> int:
-        """Forgets everything that nobody holds; returns how many tokens."""
-        return self.evict(self.tree.unlocked_tokens)
+        """Forgets everything that no request and no session holds; returns how many tokens."""
+        return self.evict(self.tree.evictable_tokens)
+
+    def reset(self) -> None:
+        """Starts afresh, whatever was wrong; no request may be live."""
+        self.tree.clear()
+        self.leases.clear()
+        self.ledger.clear()
+        self.pages = PageAllocator(self.capacity, self.page_size)
+        self.rows = ReqToTokenPool(*self.rows.table.shape)
 
     def check(self, live: Iterable[Request]) -> None:
         """Proves the invariants against all live requests; raises InvariantError with the first breach."""
         self.tree.check()
-        owners = self.pages.free_mask().astype(np.int32)
-        for node in self.tree.nodes():
-            np.add.at(owners, node.slots, 1)
+        nodes = list(self.tree.nodes())
+        parts = [node.slots for node in nodes]
         locks: dict[Node, int] = {}
         used_rows = 0
         for request in live:
@@ -185,31 +252,79 @@ class PrefixCache:
                 continue
             used_rows += 1
             self._check_request(request)
-            np.add.at(owners, self.rows.table[request.row, request.prefix.length : request.allocated_len], 1)
-            held: Node | None = request.prefix.node
-            while held is not None:
-                locks[held] = locks.get(held, 0) + 1
-                held = held.parent
-        if (owners != 1).any():
+            parts.append(self.rows.table[request.row, request.prefix.length : request.allocated_len])
+            _count_path(locks, request.prefix.node, 1)
+        leases: dict[Node, int] = {}
+        for node, count in self.leases.ends().items():
+            _count_path(leases, node, count)
+        used = np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+        owners = np.bincount(used, minlength=self.capacity) + self.pages.free_mask()
+        if len(owners) != self.capacity or (owners != 1).any():
             slot = int(np.flatnonzero(owners != 1)[0])
             raise InvariantError(f"slot {slot} has {owners[slot]} owners")
-        for node in self.tree.nodes():
-            if node.locks != locks.get(node, 0):
-                raise InvariantError(f"a node has {node.locks} locks, {locks.get(node, 0)} requests hold it")
+        for node in nodes:
+            if node.locks != locks.get(node, 0) or node.leases != leases.get(node, 0):
+                raise InvariantError(
+                    f"a node has {node.locks} locks and {node.leases} leases;"
+                    f" {locks.get(node, 0)} requests and {leases.get(node, 0)} sessions hold it"
+                )
         if used_rows + self.rows.free_rows != len(self.rows.table):
             raise InvariantError(f"{used_rows} rows in use and {self.rows.free_rows} free of {len(self.rows.table)}")
+        if self.tree.under_lease_tokens > self.capacity * LEASE_SHARE:
+            raise InvariantError(f"sessions hold {self.tree.under_lease_tokens} of {self.capacity} slots")
+        self.ledger.check(self.capacity - self.pages.free_slots)
+
+    # ---- insides ----------------------------------------------------------------------------------------------
+
+    def _allocate(self, num_slots: int) -> Int32s:
+        """Free slots, evicting where needed; then as much again as the threshold asks for."""
+        if num_slots > self.pages.free_slots:
+            self.evict(num_slots - self.pages.free_slots)
+        slots = self.pages.allocate(num_slots)
+        if self.pages.free_slots < self._least_free:
+            self.trim()
+        return slots
+
+    def _give_back(self, request: Request, slots: Int32s) -> None:
+        """Slots of the request's own tail become free."""
+        self.pages.free(slots)
+        self.ledger.discharge(request.request_id, len(slots))
+
+    def _forget(self, num_tokens: int) -> int:
+        evicted = self.tree.evict(num_tokens)
+        self.pages.free(evicted.slots)
+        for owner, count in evicted.by_owner.items():
+            self.ledger.discharge(owner, count)
+        return len(evicted.slots)
+
+    def _miss(self, tokens: Int32s, match: Match) -> CacheMiss | None:
+        """Why no more of `tokens` was found; None if all that could be was."""
+        at = match.length
+        if at + self.page_size > len(tokens):
+            return None
+        if (match.node.prefix, self.tree.child_key(tokens, at)) in self.tree.evicted:
+            return CacheMiss("evicted", at)
+        return CacheMiss("diverged" if at and match.node.children else "never_seen", at)
 
     def _check_request(self, request: Request) -> None:
         prefix: PrefixHandle = request.prefix
         if not prefix.length <= request.cached_len <= request.allocated_len:
             raise InvariantError(f"{request!r}: prefix {prefix.length}, allocated {request.allocated_len}")
+        tokens, row = request.tokens, self.rows.table[request.row]
         end, node = prefix.length, prefix.node
         while (parent := node.parent) is not None:
             start = end - len(node)
-            if start < 0 or not np.array_equal(node.key, request.tokens[start:end]):
+            if start < 0 or (node.key != tokens[start:end]).any():
                 raise InvariantError(f"{request!r}: its prefix is not what the tree holds")
-            if not np.array_equal(node.slots, self.rows.table[request.row, start:end]):
+            if (node.slots != row[start:end]).any():
                 raise InvariantError(f"{request!r}: its table row and the tree disagree")
             end, node = start, parent
         if end or node is not self.tree.root:
             raise InvariantError(f"{request!r}: its prefix does not start at the root")
+
+
+def _count_path(counts: dict[Node, int], node: Node | None, count: int) -> None:
+    """Adds to the count of every node from `node` up to the root."""
+    while node is not None:
+        counts[node] = counts.get(node, 0) + count
+        node = node.parent

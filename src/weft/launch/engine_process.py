@@ -1,7 +1,9 @@
 """The engine process: `EngineCore` between an inbox and outboxes.
 
-The loop sleeps on its inbox while there is nothing to do, and takes what has arrived between two steps otherwise. Its
-heartbeat comes from the loop itself, so a loop that hangs falls silent.
+Steps are computed in a thread of their own (`StepRunner`), so the loop is awake while one runs: it takes requests,
+cancels, keeps deadlines and answers questions. It sleeps on its inbox, which the step's thread wakes as well; nothing
+polls. Its heartbeat comes from the loop itself, so a loop that hangs falls silent; so does it when a step takes longer
+than any step should.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,10 @@ import zmq
 from weft.backends.base import Progress
 from weft.backends.registry import create_backend
 from weft.config.settings import Settings
+from weft.core.errors import WeftError
 from weft.engine.core import EngineCore
+from weft.engine.runner import StepRunner
+from weft.ipc.errors import error_info
 from weft.ipc.messages import (
     Abort,
     EngineQuery,
@@ -26,8 +32,10 @@ from weft.ipc.messages import (
     Heartbeat,
     Ready,
     Submit,
+    ToEngine,
     TokenBatch,
     TokenOutput,
+    Wake,
     decode_to_engine,
 )
 from weft.ipc.sockets import Endpoints, Inbox, Outbox
@@ -35,6 +43,8 @@ from weft.ipc.sockets import Endpoints, Inbox, Outbox
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
+STEP_LIMIT_HEARTBEATS = 6
+"""A step that runs for so many times `engine.heartbeat_s` is taken for hung: the loop then falls silent."""
 
 
 class EngineProcess:
@@ -42,7 +52,10 @@ class EngineProcess:
 
     def __init__(self, settings: Settings, endpoints: Endpoints, context: zmq.Context[Any]) -> None:
         self._core = EngineCore(settings, create_backend(settings))
+        self._context = context
+        self._endpoints = endpoints
         self._inbox = Inbox(context, endpoints.engine, decode_to_engine)
+        self._inbox.bind(endpoints.engine_thread)
         self._api = Outbox(context, endpoints.api)
         self._texts = [Outbox(context, endpoints.text(i)) for i in range(endpoints.num_text)]
         self._reply_to: dict[int, int] = {}
@@ -65,30 +78,73 @@ class EngineProcess:
                     "kv_tokens": core.scheduler.cache.capacity,
                     "kv_bytes_per_token": core.geometry.kv_bytes_per_token,
                     "num_layers": core.geometry.num_layers,
+                    "max_queue_size": core.scheduler.limits.max_queue_size,
+                    "max_concurrent_requests": core.scheduler.limits.max_concurrent_requests,
                 },
             )
         )
 
     def run(self) -> None:
+        core, runner = self._core, StepRunner(self._core.backend, self._make_wake)
         while True:
-            for message in self._inbox.receive(0.0 if self._core.has_work else self._idle_s()):
+            for message in self._inbox.receive(self._idle_s()):
                 self._handle(message)
-            self._send(self._core.step() if self._core.has_work else self._core.take_outputs())
-            self._beat()
+            for landing in runner.take():
+                core.land(landing)
+            core.tick()
+            self._send(core.take_outputs())  # clients first, then the next step
+            while len(runner.in_flight) < core.depth and (plan := core.begin()) is not None:
+                runner.start(plan)
+            for plan in runner.in_flight:
+                if not core.scheduler.abandoned(plan):
+                    break  # steps end in order: one that is wanted is not to be broken off
+                core.backend.cancel(plan.step)
+            self._send(core.take_outputs())
+            if runner.busy_s() < STEP_LIMIT_HEARTBEATS * core.settings.engine.heartbeat_s:
+                self._beat()
 
-    def _handle(self, message: Submit | Finish | Abort | EngineQuery) -> None:
+    def _make_wake(self) -> Callable[[], None]:
+        """Called in the step's thread, for a socket belongs to one thread."""
+        outbox = Outbox(self._context, self._endpoints.engine_thread)
+        return lambda: outbox.send(Wake())
+
+    def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit():
                 self._reply_to[message.request_id] = message.reply_to
                 self._core.submit(message)
             case Finish(request_id=request_id):
                 self._core.complete(request_id)
-            case Abort(request_ids=request_ids):
-                self._core.abort(request_ids)
-            case EngineQuery(call_id=call_id, op="stats"):
-                self._api.send(EngineReply(call_id, self._core.stats()))
-            case EngineQuery(call_id=call_id):
-                self._api.send(EngineReply(call_id, {"flushed_tokens": self._core.flush_cache()}))
+            case Abort(request_ids=request_ids, sent_s=sent_s):
+                self._core.abort(request_ids, sent_s)
+            case EngineQuery():
+                self._api.send(self._answer(message))
+            case Wake():
+                pass  # the step is taken from the runner
+
+    def _answer(self, query: EngineQuery) -> EngineReply:
+        try:
+            return EngineReply(query.call_id, self._ask(query))
+        except WeftError as error:
+            return EngineReply(query.call_id, error=error_info(error))
+
+    def _ask(self, query: EngineQuery) -> dict[str, Any]:
+        core = self._core
+        match query.op:
+            case "stats":
+                return core.stats()
+            case "metrics":
+                return core.metrics()
+            case "flush_cache":
+                return {"flushed_tokens": core.flush_cache()}
+            case "requests":
+                return {"requests": core.requests()}
+            case "request":
+                return core.request(query.request_id or 0)
+            case "sessions":
+                return {"sessions": core.sessions()}
+            case "end_session":
+                return core.end_session(query.session_id or "")
 
     def _send(self, outputs: list[TokenOutput]) -> None:
         batches: dict[int, list[TokenOutput]] = {}
@@ -100,12 +156,13 @@ class EngineProcess:
             self._texts[index].send(TokenBatch(batch))
 
     def _idle_s(self) -> float:
-        return max(0.0, self._beat_due_s - time.monotonic())
+        return max(0.0, min(self._beat_due_s, self._core.due_s) - time.monotonic())
 
     def _beat(self) -> None:
         now = time.monotonic()
         if now >= self._beat_due_s:
-            self._api.send(Heartbeat("engine", self._core.scheduler.steps))
+            scheduler = self._core.scheduler
+            self._api.send(Heartbeat("engine", scheduler.steps, len(scheduler.queued), scheduler.retry_after_s))
             self._beat_due_s = now + HEARTBEAT_INTERVAL_S
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Policy = Literal["fcfs", "lpm"]
+Policy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,16 @@ class Limits:
         max_concurrent_requests: the running set, PENDING and PROCESSING.
         max_batch_size: PROCESSING requests, at most the running set.
         max_prefill_tokens: prompt tokens in one step.
-        chunked_prefill_size: prompt tokens of one request in one step; None: prompts are never cut.
-        mixed: decode rows ride along with prompt tokens; otherwise a step is either.
-        policy: order of the waiting: "fcfs" by arrival, "lpm" longest cached prefix first.
+        chunked_prefill_size: prompt tokens of one request in one step, and of all requests in a step in which others
+            decode; None: prompts are never cut.
+        mixed: decode rows ride along with prompt tokens; otherwise a step is either, in turn while both wait.
+        policy: order of the waiting, see `waiting.py`.
         priority: requests' own priority comes before the policy; lower first.
         request_timeout_s: from entering the running set; None: no limit.
         queue_timeout_s: from arrival to entering the running set.
         max_input_tokens, max_output_tokens: limits of one request, on top of context and cache.
+        cleanup_interval_s: how often `expire` looks whether the cache is above its threshold.
+        session_ttl_s: how long a session keeps its KV when its request does not say.
     """
 
     max_queue_size: int = 256
@@ -38,3 +41,5 @@ class Limits:
     queue_timeout_s: float | None = None
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+    cleanup_interval_s: float = 1.0
+    session_ttl_s: float = 600.0

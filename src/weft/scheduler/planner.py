@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.plan import PromptLogprobsRow, SamplingRow, StepMode, StepPlan
+from weft.core.plan import IN_FLIGHT, Int32s, Int64s, PromptLogprobsRow, SamplingRow, StepMode, StepPlan
 from weft.core.request import Request
 from weft.kv.prefix_cache import PrefixCache
 
@@ -12,61 +12,88 @@ Row = tuple[Request, int]
 """A request and how many of its tokens this step computes."""
 
 
-def build_plan(step: int, mode: StepMode, rows: list[Row], cache: PrefixCache) -> StepPlan:
-    """Allocates the slots of all new tokens and copies every fact that the step needs."""
-    for request, count in rows:
-        cache.extend(request, request.cached_len + count)
-    table = cache.rows.table
-    table_rows = np.array([request.row for request, _ in rows], dtype=np.int32)
-    extend_lens = np.array([count for _, count in rows], dtype=np.int32)
-    starts = np.array([request.cached_len for request, _ in rows], dtype=np.int32)
-    seq_lens = starts + extend_lens
-    # Positions of all new tokens: each row counts up from its start.
-    row_of_token = np.repeat(np.arange(len(rows)), extend_lens)
-    first_of_row = np.cumsum(extend_lens) - extend_lens
-    positions = (np.arange(len(row_of_token)) - first_of_row[row_of_token] + starts[row_of_token]).astype(np.int32)
-    token_ids = np.concatenate([r.tokens[r.cached_len : r.cached_len + count] for r, count in rows])
-    width = int(seq_lens.max())
+def build_plan(
+    step: int, mode: StepMode, prompts: list[Row], decoding: list[Request], cache: PrefixCache, now_s: float
+) -> StepPlan:
+    """Allocates the slots of all new tokens and copies every fact that the step needs; the requests depart.
+
+    Rows are those of `prompts`, then `decoding` with one token each.
+    """
+    emits: list[bool] = []
+    sampling: list[SamplingRow] = []
+    pieces: list[Int32s] = []
+    wanted: dict[int, PromptLogprobsRow] = {}
+    starts = [request.planned_len for request, _ in prompts] + [request.planned_len for request in decoding]
+    for index, (request, count) in enumerate(prompts):
+        start = request.planned_len
+        cache.extend(request, start + count, now_s)
+        pieces.append(request.tokens[start : start + count])
+        emitting = start + count == request.device_len
+        emits.append(emitting)
+        if emitting:
+            sampling.append(_sampling_row(index, request))
+        if request.params.prompt_logprobs is not None and request.prompt_logprobs_len < request.input_len:
+            _want_prompt_logprobs(wanted, index, request, count)
+        request.depart(count, emits=emitting)
+    cache.extend_by_one(decoding, now_s)
+    last_tokens: list[int] = []
+    for index, request in enumerate(decoding, start=len(prompts)):
+        last_tokens.append(IN_FLIGHT if request.tokens_in_flight else request.last_token)
+        sampling.append(_sampling_row(index, request))
+        request.depart(1, emits=True)
+    pieces.append(np.array(last_tokens, dtype=np.int32))
+    emits += [True] * len(decoding)
+    requests = [request for request, _ in prompts] + decoding
+    table_rows = np.array([request.row for request in requests], dtype=np.int32)
+    extend_lens = np.array([count for _, count in prompts] + [1] * len(decoding), dtype=np.int32)
+    first = np.array(starts, dtype=np.int32)
+    seq_lens = first + extend_lens
+    row_of_token, positions = _places(first, extend_lens) if prompts else (slice(None), first)
+    table, width = cache.rows.table, int(seq_lens.max())
     page_table = table[table_rows, :width]  # a copy: what happens to the table later does not reach this step
-    page_table[np.arange(width)[None, :] >= seq_lens[:, None]] = 0
-    emits = np.array([r.cached_len + count == r.device_len for r, count in rows], dtype=np.bool_)
     return StepPlan(
         step=step,
         mode=mode,
-        request_ids=np.array([request.request_id for request, _ in rows], dtype=np.int64),
+        request_ids=np.array([request.request_id for request in requests], dtype=np.int64),
         table_rows=table_rows,
         extend_lens=extend_lens,
         seq_lens=seq_lens,
-        token_ids=token_ids,
+        token_ids=np.concatenate(pieces),
         positions=positions,
         slots=table[table_rows[row_of_token], positions],
         page_table=page_table,
-        emits=emits,
-        sampling=tuple(_sampling_row(i, rows[i][0]) for i in np.flatnonzero(emits).tolist()),
-        prompt_logprobs=_prompt_logprobs(rows),
+        emits=np.array(emits, dtype=np.bool_),
+        sampling=tuple(sampling),
+        prompt_logprobs=wanted,
     )
+
+
+def _places(first: Int32s, extend_lens: Int32s) -> tuple[Int64s, Int32s]:
+    """Row and position of every new token: each row counts up from its start."""
+    row_of_token = np.repeat(np.arange(len(first)), extend_lens)
+    first_of_row = np.cumsum(extend_lens) - extend_lens
+    positions = np.arange(len(row_of_token)) - (first_of_row - first)[row_of_token]
+    return row_of_token, positions.astype(np.int32)
+
+
+_IN_FLIGHT: Int32s = np.array([IN_FLIGHT], dtype=np.int32)
 
 
 def _sampling_row(index: int, request: Request) -> SamplingRow:
     params = request.params
-    return SamplingRow(
-        row=index,
-        params=params,
-        seed=request.seed,
-        output_index=request.output_len,
-        banned=tuple(sorted(request.end_tokens)) if request.output_len < params.min_tokens else (),
-        prompt_ids=request.prompt_ids.copy() if params.has_penalties else None,
-        output_ids=request.output_ids.copy() if params.has_penalties else None,
-    )
+    output_index = request.expected_len - request.input_len
+    banned = tuple(sorted(request.end_tokens)) if output_index < params.min_tokens else ()
+    if not params.has_penalties:
+        return SamplingRow(index, params, request.seed, output_index, banned)
+    output = request.output_ids
+    if request.tokens_in_flight:
+        output = np.append(output, _IN_FLIGHT)
+    return SamplingRow(index, params, request.seed, output_index, banned, request.prompt_ids.copy(), output.copy())
 
 
-def _prompt_logprobs(rows: list[Row]) -> dict[int, PromptLogprobsRow]:
-    wanted: dict[int, PromptLogprobsRow] = {}
-    for index, (request, count) in enumerate(rows):
-        top_k = request.params.prompt_logprobs
-        if top_k is None or request.cached_len >= request.input_len - 1:
-            continue
-        first = request.cached_len + 1
-        last = min(request.cached_len + count + 1, request.input_len)
+def _want_prompt_logprobs(wanted: dict[int, PromptLogprobsRow], index: int, request: Request, count: int) -> None:
+    first = request.planned_len + 1
+    last = min(request.planned_len + count + 1, request.input_len)
+    top_k = request.params.prompt_logprobs
+    if first < last and top_k is not None:
         wanted[index] = PromptLogprobsRow(top_k, request.prompt_ids[first:last].copy())
-    return wanted

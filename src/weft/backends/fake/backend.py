@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.base import Geometry, Progress
+from weft.backends.steps import Cancellation, TokenPool
 from weft.core.errors import SettingsError
 from weft.core.plan import Int32s, SamplingRow, StepPlan, StepResult, TokenLogprobs, UInt64s
 
@@ -58,7 +59,7 @@ class FakeBackend:
         tokens_per_s: new tokens computed a second; None: no waiting.
         faults: any of `FAULTS` -> token id: a row that computes this token fails the step, fails alone, kills the
             process, or hangs the step.
-        sleep: how to let time pass; a virtual clock's `advance` in tests.
+        sleep: how to let time pass; a virtual clock's `advance` in tests. None: really, until the step is cancelled.
     """
 
     name = "fake"
@@ -72,7 +73,7 @@ class FakeBackend:
         eos_token_ids: tuple[int, ...] = (),
         tokens_per_s: float | None = None,
         faults: Mapping[str, Any] | None = None,
-        sleep: Callable[[float], object] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._vocab = vocab_size
         self._geometry = Geometry(1, 8, max_context_tokens, vocab_size, eos_token_ids, "fake model")
@@ -83,6 +84,8 @@ class FakeBackend:
                 raise SettingsError(f"backend.fake.faults: unknown fault {name!r} (allowed: {', '.join(FAULTS)})")
         self._sleep = sleep
         self._kv: UInt64s = np.empty(0, dtype=np.uint64)
+        self._pool = TokenPool()
+        self._cancellation = Cancellation()
 
     def load(self, progress: Progress | None = None) -> Geometry:
         return self._geometry
@@ -91,8 +94,10 @@ class FakeBackend:
         self._kv = np.zeros(num_slots, dtype=np.uint64)
 
     def forward(self, plan: StepPlan) -> StepResult:
+        self._cancellation.check(plan.step)
         if self._tokens_per_s:
-            self._sleep(plan.num_tokens / self._tokens_per_s)
+            self._let_pass(plan.step, plan.num_tokens / self._tokens_per_s)
+        self._pool.resolve(plan)
         self._kv[plan.slots] = kv_values(plan.token_ids, plan.positions)
         tokens = np.full(plan.num_rows, -1, dtype=np.int32)
         result = StepResult(tokens, errors=self._provoked_errors(plan))
@@ -102,10 +107,20 @@ class FakeBackend:
                 result.logprobs[sampling.row] = self._logprob(int(tokens[sampling.row]), sampling.params.logprobs)
         for row, wanted in plan.prompt_logprobs.items():
             result.prompt_logprobs[row] = [self._logprob(int(t), wanted.top_k) for t in wanted.targets]
+        self._pool.store(plan, tokens)
         return result
+
+    def cancel(self, step: int) -> None:
+        self._cancellation.cancel(step)
 
     def close(self) -> None:
         self._kv = np.empty(0, dtype=np.uint64)
+
+    def _let_pass(self, step: int, seconds: float) -> None:
+        if self._sleep is not None:
+            self._sleep(seconds)
+        else:
+            self._cancellation.sleep(step, seconds)
 
     def _sample(self, plan: StepPlan, sampling: SamplingRow) -> int:
         history = self._kv[plan.page_table[sampling.row, : plan.seq_lens[sampling.row]]]
@@ -129,7 +144,7 @@ class FakeBackend:
             if fault == "exit_on_token":
                 os._exit(9)
             if fault == "hang_on_token":
-                self._sleep(3600.0)
+                (self._sleep or time.sleep)(3600.0)
             if fault == "nan_on_token":
                 rows = np.repeat(np.arange(plan.num_rows), plan.extend_lens)[hits]
                 errors.update({int(row): "the logits are not finite" for row in rows})

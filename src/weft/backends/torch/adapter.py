@@ -23,6 +23,7 @@ import torch
 
 from weft.backends.base import Progress
 from weft.backends.checkpoint import Checkpoint
+from weft.backends.steps import Cancellation
 from weft.backends.torch.attention import AttentionOptions, KVPool, KVShape, SdpaAttention, attend
 from weft.backends.torch.batch import BatchBuilder, StepBatch
 from weft.backends.torch.models import LogitsOf
@@ -289,7 +290,7 @@ def _check_recording(name: str, recording: _Recording, text: Any) -> None:
 def _run_in_pieces(model: AdapterModel, token_ids: np.ndarray, device: torch.device) -> Any:
     """Logits of the text, computed in chunks over a scattered table."""
     slots = np.arange(PROBE_TOKENS, dtype=np.int32)[::-1] * 2 % (2 * PROBE_TOKENS)
-    attention = SdpaAttention(KVPool(model.kv_shapes, 2 * PROBE_TOKENS, model.kv_dtype, device))
+    attention = SdpaAttention(KVPool(model.kv_shapes, 2 * PROBE_TOKENS, model.kv_dtype, device), Cancellation())
     builder = BatchBuilder(model.windows, model.kv_dtype, device)
     start = 0
     for step, count in enumerate(PROBE_CHUNKS):

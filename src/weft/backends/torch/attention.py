@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from weft.backends.steps import Cancellation
 from weft.backends.torch.batch import AttentionLayout, DecodeGroup, ExtendRow, Keys, StepBatch
 
 
@@ -74,8 +75,9 @@ class KVPool:
 class SdpaAttention:
     """Paged attention through `scaled_dot_product_attention`."""
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, cancellation: Cancellation) -> None:
         self._pool = pool
+        self._cancellation = cancellation
 
     def __call__(
         self, batch: StepBatch, layer: int, queries: torch.Tensor, records: torch.Tensor, options: AttentionOptions
@@ -83,7 +85,9 @@ class SdpaAttention:
         """Stores the new records, then attends.
 
         queries [T, heads, key_dim]; records [T, width] (keys then values) -> [T, heads * value_dim].
+        Raises StepCancelled: every layer comes by here, so here a step can be broken off.
         """
+        self._cancellation.check(batch.plan.step)
         shape = self._pool.shapes[layer]
         self._pool.write(layer, batch.slots, records)
         layout: AttentionLayout = batch.layouts[options.window]

@@ -11,6 +11,7 @@ import torch
 
 from weft.backends.base import Geometry, Progress
 from weft.backends.checkpoint import Checkpoint
+from weft.backends.steps import Cancellation, TokenPool
 from weft.backends.torch.attention import ATTENTION_KINDS, KVPool, SdpaAttention
 from weft.backends.torch.batch import BatchBuilder
 from weft.backends.torch.config import NotNativeError, read_config
@@ -69,6 +70,8 @@ class TorchBackend:
         self._model: Model | None = None
         self._attention: SdpaAttention | None = None
         self._builder: BatchBuilder | None = None
+        self._tokens = TokenPool()
+        self._cancellation = Cancellation()
 
     def load(self, progress: Progress | None = None) -> Geometry:
         """Reads the model. Raises ModelLoadError, naming the file, tensor or architecture at fault."""
@@ -100,7 +103,8 @@ class TorchBackend:
         """Makes the KV pool; a second call replaces it."""
         model = self._loaded()
         self._attention = None  # gives the old pool back before the new one is made
-        self._attention = self._attention_kind(KVPool(model.kv_shapes, num_slots, model.kv_dtype, self._device))
+        pool = KVPool(model.kv_shapes, num_slots, model.kv_dtype, self._device)
+        self._attention = self._attention_kind(pool, self._cancellation)
 
     def forward(self, plan: StepPlan) -> StepResult:
         """Computes one step."""
@@ -111,6 +115,7 @@ class TorchBackend:
         model = self._loaded()
         if self._attention is None or self._builder is None:
             raise RuntimeError("forward was called before allocate_kv")
+        self._tokens.resolve(plan)
         ends = np.cumsum(plan.extend_lens)
         emitting = [row.row for row in plan.sampling]
         wanted: list[Int64s] = [np.asarray(ends[emitting] - 1, np.int64)] if emitting else []
@@ -127,7 +132,12 @@ class TorchBackend:
             tokens[emitting] = choices.tokens
             result.logprobs.update({emitting[index]: entry for index, entry in choices.logprobs.items()})
             result.errors.update({emitting[index]: message for index, message in choices.errors.items()})
+        self._tokens.store(plan, tokens)
         return result
+
+    def cancel(self, step: int) -> None:
+        """Breaks a step off before its next layer."""
+        self._cancellation.cancel(step)
 
     def close(self) -> None:
         """Gives the model and the pool back."""
@@ -138,7 +148,7 @@ class TorchBackend:
         if self._device.type != "cuda":
             return {}
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
-        return {"running_set": 256, "kv_budget_bytes": int(free_bytes * CUDA_KV_SHARE)}
+        return {"running_set": 256, "plans_ahead": True, "kv_budget_bytes": int(free_bytes * CUDA_KV_SHARE)}
 
     def _loaded(self) -> Model:
         if self._model is None:

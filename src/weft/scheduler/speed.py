@@ -1,0 +1,62 @@
+"""How fast the engine has been lately: what `Retry-After` and hopeless deadlines are computed from."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from weft.core.plan import StepMode
+
+WINDOW_STEPS = 64
+MIN_PROMPT_STEPS, MIN_PROMPT_TOKENS = 4, 32
+"""The speed of prompts is not known before so many steps with so many tokens each: the first ones warm up."""
+
+MARGIN = 2.0
+"""A prompt may go so much faster than the best step measured, before it is taken for hopeless."""
+MIN_S, MAX_S = 1.0, 60.0
+_KEEP = 0.95  # of an average, per further measurement
+
+
+class Speed:
+    """Measured over steps of any mode; times are of the scheduler's clock."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS)
+        self._prompt_speeds: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._tokens = 0
+        self._seconds = 0.0
+        self._mean_output: float | None = None
+
+    def note_step(self, mode: StepMode, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens, prompt and output alike."""
+        if seconds <= 0:
+            return
+        if mode != "decode" and tokens >= MIN_PROMPT_TOKENS:
+            self._prompt_speeds.append(tokens / seconds)
+        if len(self._steps) == WINDOW_STEPS:
+            old_tokens, old_seconds = self._steps[0]
+            self._tokens -= old_tokens
+            self._seconds -= old_seconds
+        self._steps.append((tokens, seconds))
+        self._tokens += tokens
+        self._seconds += seconds
+
+    def note_ending(self, output_tokens: int) -> None:
+        """A request that ran has ended."""
+        before = output_tokens if self._mean_output is None else self._mean_output
+        self._mean_output = _KEEP * before + (1 - _KEEP) * output_tokens
+
+    def least_seconds(self, prompt_tokens: int) -> float:
+        """The least that a prompt of so many uncached tokens takes; 0 while that is not known."""
+        if len(self._prompt_speeds) < MIN_PROMPT_STEPS:
+            return 0.0
+        return prompt_tokens / (MARGIN * max(self._prompt_speeds))
+
+    def retry_after_s(self, requests: int, uncached_tokens: int) -> float:
+        """How long until half of so many waiting requests are worked off, between `MIN_S` and `MAX_S`.
+
+        Half: whoever comes back when a single place is free finds that others were faster.
+        """
+        if not self._tokens or self._seconds <= 0:
+            return MIN_S
+        work = uncached_tokens + requests * (self._mean_output or 0.0)
+        return min(MAX_S, max(MIN_S, work / 2 * self._seconds / self._tokens))
