@@ -58,7 +58,7 @@ def test_a_long_value_is_cut():
         ("port=1", "unknown setting port (--set); did you mean http.port?"),
         ("scheduler.page_size=1", "did you mean kv_cache.page_size?"),
         ("kvcache.page_size=1", "did you mean kv_cache.page_size?"),
-        ("kv_cache.eviction_treshold=1", "did you mean kv_cache.eviction_threshold (not available in this version)?"),
+        ("kv_cache.host_memory_md=1", "did you mean kv_cache.host_memory_mb (not available in this version)?"),
         (
             "backend.torch.zzz=1",
             "unknown setting backend.torch.zzz (--set); backend.torch has device, attention, threads",
@@ -101,7 +101,7 @@ def test_promised_values_that_are_not_there_yet(key, value):
         ({"WEFT_HTP__PORT": "1"}, "unknown setting htp.port (environment WEFT_HTP__PORT); did you mean http.port?"),
         ({"WEFT_HTTP_PORT": "1"}, "environment WEFT_HTTP_PORT: did you mean WEFT_HTTP__PORT?"),
         ({"WEFT_http__port": "1"}, "environment WEFT_http__port: did you mean WEFT_HTTP__PORT?"),
-        ({"WEFT_SCHEDULER__OVERLAP": "1"}, "scheduler.overlap: not available in this version (environment WEFT_SCHED"),
+        ({"WEFT_BACKEND__DETERMINISTIC": "1"}, "backend.deterministic: not available in this version (environment WEFT_BACK"),
         ({"WEFT_HTTP__PORT": "x"}, "http.port: 'x' is not allowed"),
     ],
 )
