@@ -73,6 +73,12 @@ def serve(
     served_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
     dtype: Dtype = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send; may be repeated.")] = None,
+    restart: Annotated[
+        bool | None, typer.Option("--restart", help="Start a dead engine again instead of ending.", show_default=False)
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Write arrivals and decisions to this file, for `weft simulate FILE`.")
+    ] = None,
     sets: Sets = None,
 ) -> None:
     """Serve a checkpoint over HTTP, in OpenAI's form."""
@@ -84,6 +90,8 @@ def serve(
         "http.port": port,
         "http.api_keys": api_key or None,
         "backend.name": backend,
+        "engine.restart": restart,
+        "engine.record": None if record is None else str(record),
     }
     settings = _resolve(config, sets, flags).settings
     from weft.launch.supervisor import serve as run

@@ -25,6 +25,7 @@ FLAGS: dict[str, str] = {
     "http.api_keys": "flag --api-key",
     "backend.name": "flag --backend",
     "backend.torch.tp": "flag --tp",
+    "engine.record": "flag --record",
     "engine.restart": "flag --restart",
 }
 """Settings that the command line has a flag of its own for, and what that flag is called in messages."""

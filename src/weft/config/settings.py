@@ -288,6 +288,13 @@ class EngineSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
             "step takes more than six times as long."
         ),
     ] = 10.0
+    record: Annotated[
+        NonEmpty | None,
+        Meta(
+            description="File to which every arrival and every decision is written, for `weft simulate FILE`. It "
+            "contains the prompts' tokens. `null`: nothing is written."
+        ),
+    ] = None
     restart: Annotated[
         bool,
         Meta(

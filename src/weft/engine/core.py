@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import weft
 from weft.backends.base import Backend, Geometry, Progress
 from weft.backends.steps import StepCancelled
 from weft.config.settings import Settings
@@ -27,9 +29,9 @@ from weft.core.sampling import SamplingParams
 from weft.engine.facts import Facts
 from weft.engine.runner import Landing, run_step
 from weft.engine.sizing import resolve_context, resolve_depth, resolve_kv_slots, resolve_limits
+from weft.engine.trace import CacheShape, Header, ModelFacts, Recorder
 from weft.ipc.errors import error_info
 from weft.ipc.messages import CacheMissInfo, End, LogprobItem, Submit, TokenOutput
-from weft.kv.prefix_cache import PrefixCache
 from weft.scheduler.scheduler import Scheduler, Update
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class EngineCore:
         self._next_check_s = 0.0
         self._unproven = False
         self._refused: list[TokenOutput] = []
+        self._recorder: Recorder | None = None
 
     def load(self, progress: Progress | None = None) -> None:
         """Loads the model, makes the KV pool and the scheduler. Raises ModelLoadError or SettingsError."""
@@ -77,47 +80,56 @@ class EngineCore:
         context = resolve_context(self.settings, self.geometry)
         slots = resolve_kv_slots(self.settings, self.geometry, limits, context)
         kv = self.settings.kv_cache
-        cache = PrefixCache(
-            slots,
-            page_size=kv.page_size,
-            max_rows=limits.max_batch_size,
-            max_len=min(context, slots),
-            retain=kv.retain,
-            eviction_policy=kv.eviction_policy,
-            eviction_threshold=kv.eviction_threshold,
-            bytes_per_token=self.geometry.kv_bytes_per_token,
-        )
-        self.backend.allocate_kv(cache.capacity)
         self.depth = resolve_depth(self.settings, self.geometry)
-        self.scheduler = Scheduler(
-            limits,
-            cache,
-            self._now,
-            max_context_tokens=context,
-            vocab_size=self.geometry.vocab_size,
-            eos_token_ids=self.geometry.eos_token_ids,
-            seed=self.settings.scheduler.seed,
+        header = Header(
+            weft=weft.__version__,
+            note=self.geometry.description,
+            depth=self.depth,
+            limits=limits,
+            cache=CacheShape(
+                capacity=slots,
+                page_size=kv.page_size,
+                max_rows=limits.max_batch_size,
+                max_len=min(context, slots),
+                retain=kv.retain,
+                eviction_policy=kv.eviction_policy,
+                eviction_threshold=kv.eviction_threshold,
+                bytes_per_token=self.geometry.kv_bytes_per_token,
+            ),
+            model=ModelFacts(
+                max_context_tokens=context,
+                vocab_size=self.geometry.vocab_size,
+                eos_token_ids=self.geometry.eos_token_ids,
+                seed=self.settings.scheduler.seed,
+            ),
         )
+        self.scheduler = header.make(self._now)
+        self.backend.allocate_kv(self.scheduler.cache.capacity)
         self.facts = Facts(self.scheduler, self.geometry.kv_bytes_per_token)
+        if self.settings.engine.record is not None:
+            self._recorder = Recorder(Path(self.settings.engine.record), header)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
         """Queues a request; one that cannot be served gets its ending with the next outputs."""
-        self._now.refresh()
+        now = self._now.refresh()
+        prompt_ids = np.frombuffer(message.token_ids, dtype=np.int32)
+        facts: dict[str, Any] = {
+            "priority": message.priority,
+            "arrival_s": message.arrival_s,
+            "deadline_s": message.deadline_s,
+            "session_id": message.session_id,
+            "session_ttl_s": message.session_ttl_s,
+        }
         try:
             self._check_features(message.params)
-            self.scheduler.add(
-                message.request_id,
-                np.frombuffer(message.token_ids, dtype=np.int32),
-                message.params,
-                priority=message.priority,
-                arrival_s=message.arrival_s,
-                deadline_s=message.deadline_s,
-                session_id=message.session_id,
-                session_ttl_s=message.session_ttl_s,
-            )
+            if self._recorder is not None:
+                self._recorder.add(now, message.request_id, prompt_ids, message.params, **facts)
+            self.scheduler.add(message.request_id, prompt_ids, message.params, **facts)
         except WeftError as error:
+            if self._recorder is not None:
+                self._recorder.refused(now, message.request_id, error)
             end = End("rejected", error=error_info(error))
             self._refused.append(TokenOutput(message.request_id, end=end))
 
@@ -126,13 +138,17 @@ class EngineCore:
 
         `since_s` is when that was wanted, on the engine's clock.
         """
-        self._now.refresh()
+        now = self._now.refresh()
         for request_id in request_ids if request_ids is not None else [r.request_id for r in self.scheduler.live]:
+            if self._recorder is not None:
+                self._recorder.abort(now, request_id, since_s)
             self.scheduler.abort(request_id, since_s)
 
     def complete(self, request_id: int) -> None:
         """Ends a request whose text is complete."""
-        self._now.refresh()
+        now = self._now.refresh()
+        if self._recorder is not None:
+            self._recorder.complete(now, request_id)
         self.scheduler.complete(request_id)
 
     @property
@@ -153,6 +169,8 @@ class EngineCore:
             return
         scan_s, cleanup_s = self.settings.scheduler.deadline_scan_s, self.settings.kv_cache.cleanup_interval_s
         self._next_scan_s = now + min(scan_s, cleanup_s)
+        if self._recorder is not None:
+            self._recorder.expire(now)
         self.scheduler.expire()
         if self._unproven and not self.scheduler.has_work and now >= self._next_check_s:
             self._prove()
@@ -160,11 +178,13 @@ class EngineCore:
 
     def begin(self) -> StepPlan | None:
         """The next step to compute; None when nothing can run before something else happens."""
-        self._now.refresh()
+        now = self._now.refresh()
         if not self.scheduler.has_work:
             return None
         start_s = time.perf_counter()
         plan = self.scheduler.plan()
+        if self._recorder is not None:
+            self._recorder.plan(now, plan)
         if plan is not None:
             self.facts.schedule_time.observe(time.perf_counter() - start_s)
             self.facts.batch = (plan.num_rows, plan.num_tokens)
@@ -173,22 +193,30 @@ class EngineCore:
 
     def land(self, landing: Landing) -> None:
         """Records a step that is over. Raises EngineDead when the backend has failed for good."""
-        self._now.refresh()
+        now = self._now.refresh()
         plan, outcome = landing.plan, landing.outcome
         self.facts.last_step_s = landing.seconds
         start_s = time.perf_counter()
         if isinstance(outcome, StepCancelled):
+            if self._recorder is not None:
+                self._recorder.cancelled(now, plan)
             self.scheduler.cancelled(plan)
             return
         fault = outcome if isinstance(outcome, Exception) else _fault(plan, outcome)
         if fault is None:
-            self.scheduler.apply(plan, outcome)  # type: ignore[arg-type]
+            assert isinstance(outcome, StepResult)
+            if self._recorder is not None:
+                self._recorder.apply(now, plan, outcome)
+            self.scheduler.apply(plan, outcome)
             self._failed_steps = 0
             self.facts.step_time[plan.mode].observe(landing.seconds)
             self.facts.schedule_time.observe(time.perf_counter() - start_s)
             return
         logger.error("step %d failed", plan.step, exc_info=fault)
-        self.scheduler.fail(plan, f"the engine failed in this step: {type(fault).__name__}: {fault}")
+        message = f"the engine failed in this step: {type(fault).__name__}: {fault}"
+        if self._recorder is not None:
+            self._recorder.fail(now, plan, message)
+        self.scheduler.fail(plan, message)
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise EngineDead(f"{self._failed_steps} steps in a row failed")
@@ -207,16 +235,32 @@ class EngineCore:
     def take_outputs(self) -> list[TokenOutput]:
         """What happened since the last call."""
         outputs, self._refused = self._refused, []
-        for update in self.scheduler.take_updates():
+        updates = self.scheduler.take_updates()
+        if self._recorder is not None:
+            self._recorder.updates(self._now.now_s(), updates)
+        for update in updates:
             outputs.append(_output(update))
             if update.ending is not None:
                 self.facts.note_end(update.request, self._now.now_s())
         return outputs
 
+    def end_recording(self) -> None:
+        """Writes what is left of a trace, if one is recorded. May be called twice, and from any thread."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def close(self) -> None:
+        """Ends a recording and gives the model's memory back. May be called twice."""
+        self.end_recording()
+        self.backend.close()
+
     # ---- facts ------------------------------------------------------------------------------------------------
 
     def flush_cache(self) -> int:
         """Forgets all KV that no request and no session holds; returns how many tokens."""
+        now = self._now.refresh()
+        if self._recorder is not None:
+            self._recorder.flush(now)
         return self.scheduler.cache.flush()
 
     def stats(self) -> dict[str, Any]:
@@ -244,7 +288,9 @@ class EngineCore:
 
     def end_session(self, session_id: str) -> dict[str, Any]:
         """Ends a session and its requests. Raises NotFoundError when there is neither."""
-        self._now.refresh()
+        now = self._now.refresh()
+        if self._recorder is not None:
+            self._recorder.end_session(now, session_id)
         ended, aborted = self.scheduler.end_session(session_id)
         if not ended and not aborted:
             raise NotFoundError(f"session {session_id!r} is not known here (any more)", param="session_id")
@@ -260,6 +306,8 @@ class EngineCore:
         except InvariantError:
             self.facts.breaches += 1
             logger.exception("an invariant does not hold; the KV cache starts afresh")
+            if self._recorder is not None:
+                self._recorder.reset(self._now.now_s())
             self.scheduler.cache.reset()
 
     def _check_features(self, params: SamplingParams) -> None:

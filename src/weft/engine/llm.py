@@ -139,7 +139,7 @@ class LLM:
 
     def close(self) -> None:
         """Gives the model's memory back. May be called twice."""
-        self._backend.close()
+        self._core.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -6,10 +6,12 @@ whatever reason, the child ends. A child that cannot start says why in a `StartF
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -21,10 +23,13 @@ from weft.ipc.sockets import Endpoints, Outbox
 from weft.launch.logs import set_up_logging
 
 
-def _end_with_parent() -> None:
-    """Blocks until the supervisor is gone, then ends this process at once; there is nothing to save."""
+def _end_with_parent(on_end: list[Callable[[], None]]) -> None:
+    """Blocks until the supervisor is gone or wants an end, then ends this process, whatever its other threads do."""
     while os.read(0, 4096):
         pass
+    for close in on_end:
+        with contextlib.suppress(Exception):
+            close()
     os._exit(0)
 
 
@@ -36,7 +41,8 @@ def main() -> int:
         if not byte:
             return 1
         line += byte
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    on_end: list[Callable[[], None]] = []
+    threading.Thread(target=_end_with_parent, args=(on_end,), name="parent-watch", daemon=True).start()
     settings = from_json(bytes(line))
     name = role if role == "engine" else f"{role}{index}"
     set_up_logging(settings.log, name)
@@ -45,7 +51,7 @@ def main() -> int:
         if role == "engine":
             from weft.launch import engine_process
 
-            engine_process.main(settings, folder, num_text, context)
+            engine_process.main(settings, folder, num_text, context, on_end)
         else:
             from weft.launch import text_process
 

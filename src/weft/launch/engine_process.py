@@ -84,6 +84,10 @@ class EngineProcess:
             )
         )
 
+    def end_recording(self) -> None:
+        """Writes what is left of a trace. Called from another thread, just before the process ends."""
+        self._core.end_recording()
+
     def run(self) -> None:
         core, runner = self._core, StepRunner(self._core.backend, self._make_wake)
         while True:
@@ -188,7 +192,11 @@ class _progress_bar:  # noqa: N801 - used like a function
             self._bar.stop()
 
 
-def main(settings: Settings, folder: Path, num_text: int, context: zmq.Context[Any]) -> None:
+def main(
+    settings: Settings, folder: Path, num_text: int, context: zmq.Context[Any], on_end: list[Callable[[], None]]
+) -> None:
+    """Runs the engine; what has to be done when the process is told to end is added to `on_end`."""
     process = EngineProcess(settings, Endpoints(folder, num_text), context)
     process.load()
+    on_end.append(process.end_recording)
     process.run()

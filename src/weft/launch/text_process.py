@@ -1,29 +1,38 @@
 """The text process: a `TextWorker` between an inbox and outboxes.
 
-Two threads: the main one turns tokens into text, so that running streams never wait for somebody's long prompt; the
-other tokenizes what has queued up. Aborts follow their request through the tokenizing thread, so that the engine gets
-them after the Submit.
+Three threads. The main one turns tokens into text and hears of aborts, so that neither waits for somebody's prompt. Two
+others tokenize, one of them short prompts only, so that those do not wait behind long ones.
+
+Exactly one end per request: an id is in `_waiting` from its arrival until its Submit leaves or its end is sent from
+here, whichever comes first; who takes it out, under the lock, does the one or the other. From then on the engine ends
+it. Submits, and Aborts for what was submitted, leave through one socket under the same lock, so the engine gets them in
+this order.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
+from weft.backends.checkpoint import Checkpoint
 from weft.backends.registry import model_folder
 from weft.config.settings import Settings
-from weft.core.errors import WeftError
+from weft.core.errors import CancelledError, WeftError
 from weft.engine.text_worker import TextWorker
 from weft.ipc.errors import error_info
 from weft.ipc.messages import (
     Abort,
     End,
     Finish,
+    Heartbeat,
     QueryReply,
     Ready,
     TextBatch,
@@ -31,6 +40,7 @@ from weft.ipc.messages import (
     TextQuery,
     TextRequest,
     TokenBatch,
+    TokenOutput,
     decode_to_text,
 )
 from weft.ipc.sockets import Endpoints, Inbox, Outbox
@@ -38,76 +48,165 @@ from weft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Job = TextRequest | TextQuery | Abort
+HEARTBEAT_INTERVAL_S = 1.0
+SHORT_CHARS = 16 * 1024
+OUTPUTS_AT_ONCE = 1024  # merged before the deltas leave
+SWITCH_INTERVAL_S = 0.0005  # how long a thread that tokenizes keeps Python's lock when the main one wants it
+
+Job = TextRequest | TextQuery
 
 
 class TextProcess:
     """Wires one `TextWorker` to the other processes; `run` returns only by an exception."""
 
     def __init__(self, settings: Settings, endpoints: Endpoints, index: int, context: zmq.Context[Any]) -> None:
-        self._index = index
+        self._role = f"text{index}"
         self._endpoints = endpoints
         self._context = context
         self._inbox = Inbox(context, endpoints.text(index), decode_to_text)
         self._api = Outbox(context, endpoints.api)
-        self._engine = Outbox(context, endpoints.engine)
+        self._engine = Outbox(context, endpoints.engine)  # used under the lock
         template = settings.model.chat_template
         tokenizer = Tokenizer.load(model_folder(settings), chat_template=template)
-        self._worker = TextWorker(tokenizer, index)
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._worker = TextWorker(tokenizer, index, max_prompt_tokens=_context_tokens(settings) - 1)
+        self._short: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._long: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: set[int] = set()
+        self._beat_due_s = 0.0
 
     def run(self) -> None:
         tokenizer = self._worker.tokenizer
         facts = {"vocab_size": tokenizer.vocab_size, "has_chat_template": tokenizer.chat is not None}
-        self._api.send(Ready(f"text{self._index}", facts))
-        threading.Thread(target=self._tokenize, name="tokenize", daemon=True).start()
+        self._api.send(Ready(self._role, facts))
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        for name, jobs in (("short", self._short), ("long", self._long)):
+            threading.Thread(target=self._tokenize, args=(jobs,), name=f"tokenize-{name}", daemon=True).start()
         while True:
-            for message in self._inbox.receive(None):
-                if isinstance(message, TokenBatch):
-                    self._push(message)
-                else:
-                    self._jobs.put(message)
+            outputs: list[TokenOutput] = []
+            for message in self._inbox.receive(max(0.0, self._beat_due_s - time.monotonic())):
+                match message:
+                    case TokenBatch():
+                        outputs += message.outputs
+                        if len(outputs) > OUTPUTS_AT_ONCE:
+                            break
+                    case Abort():
+                        self._abort(message)
+                    case _:
+                        self._enqueue(message)
+            self._push(outputs)
+            self._beat()
 
-    def _push(self, batch: TokenBatch) -> None:
-        """Main thread: tokens to text."""
-        deltas: list[TextDelta] = []
-        for output in batch.outputs:
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_due_s:
+            self._api.send(Heartbeat(self._role))
+            self._beat_due_s = now + HEARTBEAT_INTERVAL_S
+
+    # ---- tokens to text ---------------------------------------------------------------------------------------
+
+    def _push(self, outputs: list[TokenOutput]) -> None:
+        """What waited together leaves together, as one delta for each request."""
+        failed: list[TextDelta] = []
+        touched: dict[int, None] = {}
+        for output in outputs:
+            request_id = output.request_id
+            touched[request_id] = None
             try:
-                delta, complete = self._worker.push(output)
+                if self._worker.absorb(output):
+                    self._tell_engine(Finish(request_id))
             except Exception as error:  # a broken output ends one request, never the process
-                logger.exception("request %d: detokenizing failed", output.request_id)
-                delta, complete = TextDelta(output.request_id, end=End("failed", error=error_info(error))), False
-                self._worker.forget(output.request_id)
-                self._engine.send(Abort([output.request_id]))
-            if delta is not None:
-                deltas.append(delta)
-            if complete:
-                self._engine.send(Finish(output.request_id))
-        if deltas:
-            self._api.send(TextBatch(deltas))
+                logger.exception("request %d: detokenizing failed", request_id)
+                failed.append(TextDelta(request_id, end=End("failed", error=error_info(error))))
+                self._worker.forget(request_id)
+                self._tell_engine(Abort([request_id], sent_s=time.monotonic()))
+        deltas = [delta for request_id in touched if (delta := self._worker.take(request_id)) is not None]
+        if deltas or failed:
+            self._api.send(TextBatch(deltas + failed))
 
-    def _tokenize(self) -> None:
-        """Second thread: text to tokens. ZeroMQ sockets belong to one thread, so it has its own."""
-        api, engine = Outbox(self._context, self._endpoints.api), Outbox(self._context, self._endpoints.engine)
+    def _tell_engine(self, message: Finish | Abort) -> None:
+        with self._lock:
+            self._engine.send(message)
+
+    # ---- text to tokens ---------------------------------------------------------------------------------------
+
+    def _enqueue(self, job: Job) -> None:
+        if isinstance(job, TextRequest):
+            with self._lock:
+                self._waiting.update(job.request_ids)
+        (self._short if _size(job) <= SHORT_CHARS else self._long).put(job)
+
+    def _abort(self, message: Abort) -> None:
+        """Ends what has not been submitted; the engine, which has heard of it already, ends the rest."""
+        with self._lock:
+            ids = list(self._waiting) if message.request_ids is None else message.request_ids
+            cancelled = [request_id for request_id in ids if request_id in self._waiting]
+            self._waiting.difference_update(cancelled)
+            others = set(ids).difference(cancelled)
+            submitted = [request_id for request_id in others if self._worker.is_open(request_id)]
+            if submitted:  # its Submit may have left after that Abort
+                self._engine.send(Abort(submitted, sent_s=message.sent_s))
+        if cancelled:
+            error = error_info(CancelledError("the request was cancelled"))
+            self._api.send(TextBatch([TextDelta(i, end=End("cancelled", error=error)) for i in cancelled]))
+
+    def _tokenize(self, jobs: queue.SimpleQueue[Job]) -> None:
+        """A thread of its own. ZeroMQ sockets belong to one thread, so it has its own way to the API process."""
+        api = Outbox(self._context, self._endpoints.api)
         while True:
-            job = self._jobs.get()
-            if isinstance(job, Abort):
-                engine.send(job)
+            job = jobs.get()
+            if isinstance(job, TextRequest):
+                self._submit(job, api)
                 continue
             try:
-                if isinstance(job, TextQuery):
-                    api.send(QueryReply(job.call_id, self._worker.answer(job)))
-                    continue
-                for submit in self._worker.prepare(job):
-                    engine.send(submit)
-            except Exception as error:  # a broken prompt ends one request, never the process
+                # Long lists go as JSON text, which they become in the end: the API process need not unpack them.
+                answer = self._worker.answer(job)
+                lists = {name: msgspec.json.encode(value) for name, value in answer.items() if isinstance(value, list)}
+                api.send(QueryReply(job.call_id, answer | lists))
+            except Exception as error:  # a broken text ends one question, never the process
                 if not isinstance(error, WeftError):
                     logger.exception("tokenizing failed")
-                if isinstance(job, TextQuery):
-                    api.send(QueryReply(job.call_id, error=error_info(error)))
+                api.send(QueryReply(job.call_id, error=error_info(error)))
+
+    def _submit(self, request: TextRequest, api: Outbox) -> None:
+        """Tokenizes a request and sends it to the engine, but for what has been aborted."""
+        if self._waiting.isdisjoint(request.request_ids):
+            return
+        try:
+            submits = self._worker.prepare(request)
+        except Exception as error:  # a broken prompt ends one request, never the process
+            if not isinstance(error, WeftError):
+                logger.exception("request %d: tokenizing failed", request.request_ids[0])
+            end = End("rejected" if isinstance(error, WeftError) else "failed", error=error_info(error))
+            with self._lock:
+                ids = [request_id for request_id in request.request_ids if request_id in self._waiting]
+                self._waiting.difference_update(ids)
+            api.send(TextBatch([TextDelta(request_id, end=end) for request_id in ids]))
+            return
+        for submit in submits:
+            with self._lock:
+                if submit.request_id in self._waiting:
+                    self._waiting.remove(submit.request_id)
+                    self._engine.send(submit)
                 else:
-                    end = End("rejected", error=error_info(error))
-                    api.send(TextBatch([TextDelta(request_id, end=end) for request_id in job.request_ids]))
+                    self._worker.forget(submit.request_id)
+
+
+def _size(job: Job) -> int:
+    """Characters to tokenize, roughly; a message counts for what its template does with it."""
+    size = len(job.text or "") + len(job.token_ids or ())
+    for message in job.messages or ():
+        content = message.get("content") or ""
+        parts = [part["text"] for part in content] if isinstance(content, list) else [content]
+        size += 256 + sum(map(len, parts))
+    return size
+
+
+def _context_tokens(settings: Settings) -> int:
+    """What the engine will take for its context; it may yet hold less in its KV cache."""
+    if settings.model.max_context_tokens != "auto":
+        return settings.model.max_context_tokens
+    return Checkpoint.open(model_folder(settings)).max_context_tokens
 
 
 def main(settings: Settings, folder: Path, num_text: int, index: int, context: zmq.Context[Any]) -> None:
