@@ -2,6 +2,9 @@
 
 It gives out request ids, carries deltas to whoever waits for them, and owns one promise: every submitted id yields
 exactly one `end`, also when a process dies (`fail`). Used from one event loop only.
+
+A set of children lives between `start` or `reopen` and `fail`. In between, nothing is taken: a request is refused with
+what went wrong, or, once `reopen` has been called, with the code "loading".
 """
 
 from __future__ import annotations
@@ -10,13 +13,12 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from weft.core.errors import EngineError, UnavailableError, WeftError
 from weft.ipc.errors import error_from, error_info
@@ -38,6 +40,13 @@ from weft.ipc.messages import (
 )
 from weft.ipc.sockets import Endpoints, Outbox
 
+OnEnd = Callable[[int, End | None], None]
+"""Is told once of each id when it has ended, or was closed before that (None)."""
+
+EngineOp = Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
+
+_MESSAGES_AT_ONCE = 256  # handled before others on the event loop have their turn
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -56,93 +65,142 @@ class ModelFacts:
 
 
 class Generation:
-    """The deltas of what was submitted together: iterate until every id has ended; `close` aborts what has not."""
+    """The deltas of what was submitted together: `take` until every id has ended; `close` aborts what has not."""
 
-    def __init__(self, client: EngineClient, request_ids: list[int]) -> None:
+    def __init__(self, client: EngineClient, request_ids: list[int], on_end: OnEnd | None = None) -> None:
         self.request_ids = request_ids
         self._client = client
+        self._on_end = on_end
         self._open = dict.fromkeys(request_ids)
-        self._queue: asyncio.Queue[TextDelta] = asyncio.Queue()
+        self._deltas: list[TextDelta] = []
+        self._waiter: asyncio.Future[None] | None = None
 
     def deliver(self, delta: TextDelta) -> None:
-        if delta.request_id in self._open:
-            self._queue.put_nowait(delta)
-            if delta.end is not None:
-                del self._open[delta.request_id]
-                self._client.forget(delta.request_id)
-
-    async def __aiter__(self) -> AsyncIterator[TextDelta]:
-        while self._open or not self._queue.empty():
-            yield await self._queue.get()
+        if delta.request_id not in self._open:
+            return
+        self._deltas.append(delta)
+        if delta.end is not None:
+            self._forget(delta.request_id, delta.end)
+        self._wake()
 
     async def take(self) -> list[TextDelta]:
-        """All deltas there are, after waiting for a first one; empty once every id has ended.
+        """What there is, merged per id, after waiting for a first delta; empty once every id has ended.
 
         A cancelled wait loses nothing.
         """
-        if not self._open and self._queue.empty():
-            return []
-        deltas = [await self._queue.get()]
-        while not self._queue.empty():
-            deltas.append(self._queue.get_nowait())
-        return deltas
+        while not self._deltas:
+            if not self._open:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas, self._deltas = self._deltas, []
+        return merge(deltas)
 
     def close(self) -> None:
         """Idempotent; to be called in a `finally` by whoever submitted."""
         if self._open:
             self._client.abort(list(self._open))
-            for request_id in self._open:
-                self._client.forget(request_id)
-            self._open.clear()
+            for request_id in list(self._open):
+                self._forget(request_id, None)
+            self._wake()
+
+    def _forget(self, request_id: int, end: End | None) -> None:
+        del self._open[request_id]
+        self._client.forget(request_id)
+        if self._on_end is not None:
+            self._on_end(request_id, end)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def merge(deltas: Sequence[TextDelta]) -> list[TextDelta]:
+    """At most one delta for each id, in the order of their first ones; an error stays apart, behind its text."""
+    if len(deltas) == 1:
+        return list(deltas)
+    groups: dict[tuple[int, bool], list[TextDelta]] = {}
+    for delta in deltas:
+        is_error = delta.end is not None and delta.end.state != "completed"
+        groups.setdefault((delta.request_id, is_error), []).append(delta)
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups.values()]
+
+
+def _joined(group: list[TextDelta]) -> TextDelta:
+    """The deltas of one id, in their order, as one."""
+    first = group[0]
+    logprobs = [entry for delta in group for entry in delta.logprobs or ()]
+    return TextDelta(
+        first.request_id,
+        "".join([delta.text for delta in group]),
+        token_ids=[token for delta in group for token in delta.token_ids],
+        logprobs=logprobs if any(delta.logprobs is not None for delta in group) else None,
+        prompt_text=first.prompt_text,
+        prompt_logprobs=next((delta.prompt_logprobs for delta in group if delta.prompt_logprobs is not None), None),
+        end=group[-1].end,
+    )
 
 
 class EngineClient:
-    """The API's end of all sockets. `start` binds the inbox; `wait_ready` collects every child's `Ready`."""
+    """The API's end of all sockets. `start` binds the inbox; `wait_ready` collects every child's `Ready`.
+
+    Attributes:
+        last_heartbeat_s: when each child was last heard, by role; on the monotonic clock.
+        retry_after_s: how long until half of the queue is worked off, as the engine said last.
+    """
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
-        self._context = zmq.asyncio.Context()
-        self._inbox: Any = None
-        # Plain sockets: with no high-water mark a send never waits, so there is nothing to await.
-        plain = zmq.Context.shadow(self._context)
-        self._engine = Outbox(plain, endpoints.engine)
-        self._texts = [Outbox(plain, endpoints.text(i)) for i in range(endpoints.num_text)]
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox: zmq.Socket[bytes] | None = None
+        self._engine: Outbox
+        self._texts: list[Outbox] = []
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._call_ids = itertools.count(1)
         self._generations: dict[int, Generation] = {}
-        self._receiver: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._ready: dict[str, dict[str, Any]] = {}
         self._expected: frozenset[str] = frozenset()
-        self._all_ready: asyncio.Future[None] | None = None
+        self._all_ready: asyncio.Future[None]
         self._failure: WeftError | None = None
         self._failed = asyncio.Event()
-        self.last_heartbeat_s = time.monotonic()
+        self._loading = False
+        self.last_heartbeat_s: dict[str, float] = {}
+        self.retry_after_s = 1.0
 
     # ---- life -------------------------------------------------------------------------------------------------
 
-    def start(self, roles: list[str]) -> None:
+    def start(self, roles: Collection[str]) -> None:
         """Binds and connects; to be called inside the running event loop, before the children start."""
-        self._expected = frozenset(roles)
-        self._all_ready = asyncio.get_running_loop().create_future()
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.bind(self._endpoints.api)
-        self._receiver = asyncio.create_task(self._receive())
+        self._loop = asyncio.get_running_loop()
+        self._open(roles)
+
+    def reopen(self, endpoints: Endpoints, roles: Collection[str]) -> None:
+        """After `fail`: makes ready for a new set of children at new addresses, before they start.
+
+        Until all of them are ready, requests are refused with the code "loading". Ids go on where they were.
+        """
+        assert self._failure is not None, "reopen follows fail"
+        self._close_sockets()
+        self._endpoints = endpoints
+        self._loading = True
+        self._failed.clear()
+        self._open(roles)
 
     async def wait_ready(self) -> dict[str, dict[str, Any]]:
         """Role -> facts, once all children are ready. Raises StartError when one could not start."""
-        assert self._all_ready is not None
         await self._all_ready
         return self._ready
 
     def fail(self, error: WeftError) -> None:
         """A child is dead: ends everything that is open, and everything that comes, with this error."""
-        if self._failure is not None:
+        if self._failure is not None and not self._loading:
             return
         self._failure = error
+        self._loading = False
         self._failed.set()
-        if self._all_ready is not None and not self._all_ready.done():
+        if not self._all_ready.done():
             self._all_ready.set_exception(error)
         for call in self._calls.values():
             if not call.done():
@@ -156,68 +214,94 @@ class EngineClient:
             await asyncio.wait_for(self._failed.wait(), limit_s)
 
     async def close(self) -> None:
-        if self._receiver is not None:
-            self._receiver.cancel()
-        if self._inbox is not None:
-            self._inbox.close(linger=0)
-        for outbox in (self._engine, *self._texts):
-            outbox.close()
+        self._close_sockets()
         self._context.term()
 
     @property
     def failure(self) -> WeftError | None:
+        """What ended the children; None while they work."""
         return self._failure
+
+    def check_alive(self) -> None:
+        """Raises UnavailableError when the children do not work: they are dead, or being started again."""
+        if self._failure is None:
+            return
+        if self._loading:
+            text = f"the engine is being started again: {self._failure.message}"
+            raise UnavailableError(text, code="loading")
+        raise UnavailableError(f"the engine is not available: {self._failure.message}")
+
+    # ---- requests ---------------------------------------------------------------------------------------------
+
+    @property
+    def open_ids(self) -> list[int]:
+        """All ids that were submitted and have neither ended nor been closed."""
+        return list(self._generations)
 
     @property
     def open_requests(self) -> int:
         return len(self._generations)
 
-    # ---- requests ---------------------------------------------------------------------------------------------
+    def is_open(self, request_id: int) -> bool:
+        return request_id in self._generations
 
     def new_ids(self, count: int) -> list[int]:
         return list(itertools.islice(self._ids, count))
 
-    def submit(self, *requests: TextRequest) -> Generation:
-        """Sends requests on their way; one Generation for all ids. Raises UnavailableError when a child is dead."""
-        self._check_alive()
-        generation = Generation(self, [request_id for request in requests for request_id in request.request_ids])
+    def submit(self, *requests: TextRequest, on_end: OnEnd | None = None) -> Generation:
+        """Sends requests on their way; one Generation for all ids.
+
+        Raises UnavailableError when a child is dead. When it raises, nothing is open, and `on_end` is not called.
+        """
+        self.check_alive()
+        generation = Generation(
+            self, [request_id for request in requests for request_id in request.request_ids], on_end
+        )
         for request_id in generation.request_ids:
             self._generations[request_id] = generation
-        for request in requests:
-            self._text_for(request.request_ids[0]).send(request)
+        try:
+            for request in requests:
+                self._text_for(request.request_ids[0]).send(request)
+        except BaseException:
+            self.abort(generation.request_ids)
+            for request_id in generation.request_ids:
+                self.forget(request_id)
+            raise
         return generation
 
     def abort(self, request_ids: list[int] | None) -> None:
-        """Ends these requests (None: all) as cancelled; unknown ids are ignored.
+        """Ends these requests (None: all that are open) as cancelled; unknown ids are ignored.
 
-        Whoever still iterates over a Generation gets its end from the engine.
+        Whoever still waits for a Generation's deltas gets its end from the process that has the request.
         """
-        if self._failure is not None:
+        ids = self.open_ids if request_ids is None else request_ids
+        if self._failure is not None or not ids:
             return
+        message = Abort(ids, sent_s=time.monotonic())
         for outbox in (self._engine, *self._texts):
-            outbox.send(Abort(request_ids))
+            outbox.send(message)
 
     def forget(self, request_id: int) -> None:
         self._generations.pop(request_id, None)
-
-    def is_open(self, request_id: int) -> bool:
-        return request_id in self._generations
 
     # ---- questions --------------------------------------------------------------------------------------------
 
     async def tokenize(self, query: TextQuery) -> dict[str, Any]:
         """Asks a text process (`call_id` is filled in here). Raises the WeftError that it answers with."""
+        self.check_alive()
         call_id = next(self._call_ids)
         return await self._call(self._text_for(call_id), call_id, msgspec.structs.replace(query, call_id=call_id))
 
-    async def engine_query(self, op: Any) -> dict[str, Any]:
-        """Asks the engine, which answers between two steps."""
+    async def engine_query(
+        self, op: EngineOp, *, request_id: int | None = None, session_id: str | None = None
+    ) -> dict[str, Any]:
+        """Asks the engine. Raises the WeftError that it answers with."""
+        self.check_alive()
         call_id = next(self._call_ids)
-        return await self._call(self._engine, call_id, EngineQuery(call_id, op))
+        return await self._call(self._engine, call_id, EngineQuery(call_id, op, request_id, session_id))
 
     async def _call(self, outbox: Outbox, call_id: int, message: object) -> dict[str, Any]:
-        self._check_alive()
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._calls[call_id] = future
         try:
             outbox.send(message)
@@ -227,20 +311,46 @@ class EngineClient:
 
     # ---- insides ----------------------------------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise UnavailableError(f"the engine is not available: {self._failure.message}")
+    def _open(self, roles: Collection[str]) -> None:
+        self._expected = frozenset(roles)
+        self._ready = {}
+        self._all_ready = self._loop.create_future()
+        self.last_heartbeat_s = {}
+        self.retry_after_s = 1.0
+        # Plain sockets: with no high-water mark a send never waits; the inbox is drained when its descriptor says so.
+        self._engine = Outbox(self._context, self._endpoints.engine)
+        self._texts = [Outbox(self._context, self._endpoints.text(i)) for i in range(self._endpoints.num_text)]
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.bind(self._endpoints.api)
+        self._loop.add_reader(self._inbox.fileno(), self._receive, self._inbox)
+
+    def _close_sockets(self) -> None:
+        if self._inbox is None:
+            return
+        self._loop.remove_reader(self._inbox.fileno())
+        self._inbox.close(linger=0)
+        self._inbox = None
+        for outbox in (self._engine, *self._texts):
+            outbox.close()
 
     def _text_for(self, number: int) -> Outbox:
         return self._texts[number % len(self._texts)]
 
-    async def _receive(self) -> None:
-        while True:
-            data = await self._inbox.recv()
+    def _receive(self, inbox: zmq.Socket[bytes]) -> None:
+        """Takes what has arrived, so that deltas that wait are merged. The descriptor tells only of news."""
+        if inbox is not self._inbox:
+            return
+        for _ in range(_MESSAGES_AT_ONCE):
+            try:
+                data = inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             try:
                 self._dispatch(decode_to_api(data))
             except Exception as error:  # a bug: better to end every request than to hang them all
                 self.fail(EngineError(f"the API process could not handle a message: {error!r}"))
+        self._loop.call_soon(self._receive, inbox)
 
     def _dispatch(self, message: object) -> None:
         match message:
@@ -251,13 +361,17 @@ class EngineClient:
                         generation.deliver(delta)
             case QueryReply(call_id=call_id, result=result, error=error):
                 self._answer(call_id, result, error)
-            case EngineReply(call_id=call_id, result=result):
-                self._answer(call_id, result, None)
-            case Heartbeat():
-                self.last_heartbeat_s = time.monotonic()
+            case EngineReply(call_id=call_id, result=result, error=error):
+                self._answer(call_id, result, error)
+            case Heartbeat(role=role, retry_after_s=retry_after_s):
+                self.last_heartbeat_s[role] = time.monotonic()
+                if role == "engine":
+                    self.retry_after_s = retry_after_s
             case Ready(role=role, facts=facts):
                 self._ready[role] = facts
-                if self._all_ready is not None and self._expected <= self._ready.keys() and not self._all_ready.done():
+                self.last_heartbeat_s[role] = time.monotonic()
+                if self._expected <= self._ready.keys() and not self._all_ready.done():
+                    self._failure, self._loading = None, False
                     self._all_ready.set_result(None)
             case StartFailed(message=text, exit_code=exit_code):
                 self.fail(StartError(text, exit_code=exit_code))

@@ -39,10 +39,10 @@ from weft.ipc.messages import (
     decode_to_engine,
 )
 from weft.ipc.sockets import Endpoints, Inbox, Outbox
+from weft.launch.heartbeat import heartbeat_interval_s
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S = 1.0
 STEP_LIMIT_HEARTBEATS = 6
 """A step that runs for so many times `engine.heartbeat_s` is taken for hung: the loop then falls silent."""
 
@@ -59,6 +59,7 @@ class EngineProcess:
         self._api = Outbox(context, endpoints.api)
         self._texts = [Outbox(context, endpoints.text(i)) for i in range(endpoints.num_text)]
         self._reply_to: dict[int, int] = {}
+        self._beat_interval_s = heartbeat_interval_s(settings)
         self._beat_due_s = 0.0
 
     def load(self) -> None:
@@ -167,7 +168,7 @@ class EngineProcess:
         if now >= self._beat_due_s:
             scheduler = self._core.scheduler
             self._api.send(Heartbeat("engine", scheduler.steps, len(scheduler.queued), scheduler.retry_after_s))
-            self._beat_due_s = now + HEARTBEAT_INTERVAL_S
+            self._beat_due_s = now + self._beat_interval_s
 
 
 class _progress_bar:  # noqa: N801 - used like a function

@@ -1,8 +1,9 @@
 """The supervisor: starts the text and engine processes, serves HTTP in its own, and ends everything together.
 
 One process is both supervisor and API, so that a child's death and the streams that it ends meet in one event loop.
-Exit codes: 0 drained, 1 failed, 2 bad settings or checkpoint. Children never outlive it: each holds the read end of a
-pipe that closes with this process, however it ends.
+Exit codes: 0 drained, 1 failed, 2 bad settings or checkpoint. With `engine.restart` a failure ends the open requests
+and starts all children again, unless they die too often. Children never outlive the supervisor: each holds the read
+end of a pipe that closes with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ import logging
 import signal
 import socket
 import sys
-import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from weft.config.describe import to_json
 from weft.config.settings import Settings
 from weft.core.errors import SettingsError, UnavailableError
 from weft.engine.client import EngineClient, ModelFacts, StartError
-from weft.ipc.sockets import Endpoints
+from weft.launch.children import Children, new_endpoints
 from weft.server.app import create_app
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 1.0  # a child that fails sends its reason just before it exits
-_CLOSE_S = 3.0  # for answers that are being ended, and for children that are being stopped
+_CLOSE_S = 3.0  # for answers that are being ended
+_MAX_DEATHS, _DEATHS_S = 3, 60.0
+"""With so many deaths in so many seconds, starting again is given up."""
 
 
 class _HttpServer(uvicorn.Server):
@@ -51,73 +53,67 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+def _limited(max_connections: int) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, but a connection too many is closed as soon as it is accepted."""
+
+    class Limited(HttpToolsProtocol):
+        _refused = False
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            self._refused = len(self.connections) >= max_connections
+            if self._refused:
+                transport.abort()
+            else:
+                super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if not self._refused:
+                super().connection_lost(exc)
+
+    return Limited
+
+
 class Supervisor:
     """Runs one worker from start to exit code; see `run`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._children: dict[str, asyncio.subprocess.Process] = {}
-        self._watchers: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._failed = asyncio.Event()
+        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
+        self._children: Children
+        self._client: EngineClient
 
     async def run(self) -> int:
         """Serves until a signal or a failure; returns the exit code. Raises SettingsError before anything is loaded."""
         listener = _bind(self._settings)
-        with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-            num_text = max(1, self._settings.text.num_tokenizers)
-            endpoints = Endpoints(Path(folder), num_text)
-            client = EngineClient(endpoints)
-            self._handle_signals()
-            try:
-                client.start(["engine", *(f"text{i}" for i in range(num_text))])
-                await self._start_children(client, endpoints)
-                facts = await self._wait_ready(client)
-                if facts is None:
-                    return 0
-                return await self._serve(client, facts, listener)
-            except StartError as error:
-                print(f"weft: error: {error}", file=sys.stderr, flush=True)
-                return error.exit_code
-            except UnavailableError as error:
-                print(f"weft: error: {error}", file=sys.stderr, flush=True)
-                return 1
-            finally:
-                await self._stop_children()
-                await client.close()
-                listener.close()
+        endpoints = new_endpoints(self._settings)
+        self._client = EngineClient(endpoints)
+        self._children = Children(self._settings, endpoints, self._client, self._failed.set)
+        self._handle_signals()
+        try:
+            self._client.start(self._children.roles)
+            facts = await self._wait_ready()
+            if facts is None:
+                return 0
+            return await self._serve(facts, listener)
+        except StartError as error:
+            print(f"weft: error: {error}", file=sys.stderr, flush=True)
+            return error.exit_code
+        except UnavailableError as error:
+            print(f"weft: error: {error}", file=sys.stderr, flush=True)
+            return 1
+        finally:
+            await self._children.stop()
+            await self._client.close()
+            listener.close()
 
     # ---- start ------------------------------------------------------------------------------------------------
 
-    async def _start_children(self, client: EngineClient, endpoints: Endpoints) -> None:
-        line = to_json(self._settings) + b"\n"
-        roles = [("engine", 0), *(("text", i) for i in range(endpoints.num_text))]
-        for role, index in roles:
-            name = role if role == "engine" else f"{role}{index}"
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "weft.launch.child", role, str(index)),
-                *(str(endpoints.folder), str(endpoints.num_text)),
-                stdin=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C at a terminal is the supervisor's to handle
-            )
-            assert child.stdin is not None
-            with contextlib.suppress(ConnectionError):  # it is dead already; its watcher will say so
-                child.stdin.write(line)
-                await child.stdin.drain()
-            self._children[name] = child
-            self._watchers.append(asyncio.create_task(self._watch(client, name, child)))
-
-    async def _watch(self, client: EngineClient, name: str, child: asyncio.subprocess.Process) -> None:
-        code = await child.wait()
-        if code > 0:
-            await client.wait_failure(_LAST_WORDS_S)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        client.fail(UnavailableError(f"the {name} process {how}", code="engine_dead"))
-        self._failed.set()
-
-    async def _wait_ready(self, client: EngineClient) -> ModelFacts | None:
-        """The children's facts; None when a signal came first. Raises what kept a child from starting."""
-        ready = asyncio.create_task(client.wait_ready())
+    async def _wait_ready(self) -> ModelFacts | None:
+        """Starts the children; their facts, or None when a signal came first. Raises what kept one from starting."""
+        await self._children.start()
+        ready = asyncio.create_task(self._client.wait_ready())
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait((ready, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -125,6 +121,7 @@ class Supervisor:
             ready.cancel()
             return None
         facts = ready.result()
+        self._children.watch_heartbeats()
         engine, text = facts["engine"], facts["text0"]
         model = self._settings.model
         default_name = "weft-demo" if model.path is None else Path(model.path).resolve().name
@@ -143,11 +140,12 @@ class Supervisor:
 
     # ---- serve ------------------------------------------------------------------------------------------------
 
-    async def _serve(self, client: EngineClient, facts: ModelFacts, listener: socket.socket) -> int:
-        app = create_app(client, facts, self._settings)
+    async def _serve(self, facts: ModelFacts, listener: socket.socket) -> int:
+        app = create_app(self._client, facts, self._settings)
         server = _HttpServer(
             uvicorn.Config(
                 app,
+                http=_limited(self._settings.http.max_connections),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -165,62 +163,75 @@ class Supervisor:
             f" (model {facts.served_name}, backend {facts.backend}, KV {facts.kv_tokens} tokens)",
             flush=True,
         )
-        stop = asyncio.create_task(self._stop.wait())
-        failed = asyncio.create_task(self._failed.wait())
-        await asyncio.wait((stop, failed, serving), return_when=asyncio.FIRST_COMPLETED)
-        if self._failed.is_set():
-            logger.error("%s", client.failure)
-            await self._settle(app, _CLOSE_S)  # every open answer gets its error before the connections close
-        else:
-            await self._drain(client, app)
+        code = await self._until_the_end(app, serving)
         server.should_exit = True
         await serving
-        for task in (stop, failed):
-            task.cancel()
-        return 1 if self._failed.is_set() else 0
+        return code
 
-    async def _drain(self, client: EngineClient, app: FastAPI) -> None:
+    async def _until_the_end(self, app: FastAPI, serving: asyncio.Task[None]) -> int:
+        """Waits for a signal, then drains; or for a failure that is not mended."""
+        while True:
+            await self._first_of(self._stop.wait(), self._failed.wait(), asyncio.shield(serving))
+            if not self._failed.is_set():
+                await self._drain(app)
+                return 1 if self._failed.is_set() else 0
+            logger.error("%s", self._client.failure)
+            await self._settle(app)  # every open answer gets its error before the connections close
+            if not await self._started_again():
+                return 0 if self._stop.is_set() else 1
+
+    async def _started_again(self) -> bool:
+        """After a death, with `engine.restart`: whether a new set of children serves."""
+        while self._settings.engine.restart:
+            now = time.monotonic()
+            self._deaths.append(now)
+            if len(self._deaths) == _MAX_DEATHS and now - self._deaths[0] < _DEATHS_S:
+                logger.error("%d deaths within %g s: given up", _MAX_DEATHS, _DEATHS_S)
+                return False
+            await self._children.stop()
+            self._failed.clear()
+            endpoints = new_endpoints(self._settings)
+            self._children = Children(self._settings, endpoints, self._client, self._failed.set)
+            self._client.reopen(endpoints, self._children.roles)
+            try:
+                if await self._wait_ready() is None:
+                    return False
+            except (StartError, UnavailableError) as error:
+                logger.error("the engine did not start again: %s", error)
+                continue
+            logger.warning("the engine was started again and serves")
+            return True
+        return False
+
+    async def _drain(self, app: FastAPI) -> None:
         """Lets open requests end, up to `http.drain_s`; a second signal, or the limit, ends them."""
         app.state.draining = True
         limit = self._settings.http.drain_s
         logger.info("draining: no new requests, up to %g s for those that run", limit)
-        idle = asyncio.create_task(app.state.gate.wait_idle())
         self._stop.clear()
-        again = asyncio.create_task(self._stop.wait())
-        failed = asyncio.create_task(self._failed.wait())
-        await asyncio.wait((idle, again, failed), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        if not idle.done():
-            client.fail(UnavailableError("the server is shutting down", code="draining"))
-            await self._settle(app, _CLOSE_S)
-        for task in (idle, again, failed):
-            task.cancel()
+        idle = app.state.gate.wait_idle()
+        if await self._first_of(idle, self._stop.wait(), self._failed.wait(), timeout_s=limit) != 0:
+            self._client.fail(UnavailableError("the server is shutting down", code="draining"))
+            await self._settle(app)
 
-    async def _settle(self, app: FastAPI, limit_s: float) -> None:
+    async def _settle(self, app: FastAPI) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(app.state.gate.wait_idle(), limit_s)
+            await asyncio.wait_for(app.state.gate.wait_idle(), _CLOSE_S)
 
-    # ---- stop -------------------------------------------------------------------------------------------------
+    async def _first_of(self, *waits: Any, timeout_s: float | None = None) -> int | None:
+        """Which of several waits is over first; None: none of them in time. The others are cancelled."""
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        try:
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return next((number for number, task in enumerate(tasks) if task.done()), None)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-
-    async def _stop_children(self) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
-        for child in self._children.values():
-            if child.stdin is not None:
-                child.stdin.close()
-        waiting = [asyncio.create_task(child.wait()) for child in self._children.values()]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=_CLOSE_S)
-            for child in self._children.values():
-                if child.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        child.kill()
-            if late:
-                await asyncio.wait(late)
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -44,11 +44,11 @@ from weft.ipc.messages import (
     decode_to_text,
 )
 from weft.ipc.sockets import Endpoints, Inbox, Outbox
+from weft.launch.heartbeat import heartbeat_interval_s
 from weft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S = 1.0
 SHORT_CHARS = 16 * 1024
 OUTPUTS_AT_ONCE = 1024  # merged before the deltas leave
 SWITCH_INTERVAL_S = 0.0005  # how long a thread that tokenizes keeps Python's lock when the main one wants it
@@ -73,6 +73,7 @@ class TextProcess:
         self._long: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: set[int] = set()
+        self._beat_interval_s = heartbeat_interval_s(settings)
         self._beat_due_s = 0.0
 
     def run(self) -> None:
@@ -101,7 +102,7 @@ class TextProcess:
         now = time.monotonic()
         if now >= self._beat_due_s:
             self._api.send(Heartbeat(self._role))
-            self._beat_due_s = now + HEARTBEAT_INTERVAL_S
+            self._beat_due_s = now + self._beat_interval_s
 
     # ---- tokens to text ---------------------------------------------------------------------------------------
 
