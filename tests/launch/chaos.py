@@ -250,7 +250,7 @@ class Crowd:
             for body in rng.sample(bodies, 3):
                 connection.send("/v1/completions", body)
                 answer = await connection.read()
-                if answer.status != 400 or answer.cut:
+                if answer.status not in (400, 429) or answer.cut:  # a full queue refuses before it reads
                     self.book.wrong.append(f"{str(body)[:60]} was answered with {answer.status}")
 
     # ---- insides ----------------------------------------------------------------------------------------------
