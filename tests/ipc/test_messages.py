@@ -76,7 +76,11 @@ def test_round_trip(decode: Callable[[bytes], object], message: object) -> None:
 
 
 def test_a_message_for_somebody_else_is_refused() -> None:
-    for decode, message in ((decode_to_text, Finish(1)), (decode_to_engine, Heartbeat("text0", 1)), (decode_to_api, Finish(1))):
+    for decode, message in (
+        (decode_to_text, Finish(1)),
+        (decode_to_engine, Heartbeat("text0", 1)),
+        (decode_to_api, Finish(1)),
+    ):
         with pytest.raises(msgspec.ValidationError):
             decode(encode(message))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from weft.config.settings import EngineSettings, HttpSettings, SchedulerSettings, Settings
-from weft.core.errors import UnavailableError, WeftError
-from weft.engine.client import Generation, ModelFacts
+from weft.core.errors import NotFoundError, UnavailableError, WeftError
+from weft.engine.client import Generation, ModelFacts, OnEnd
 from weft.ipc.errors import error_from, error_info
 from weft.ipc.messages import End, ErrorInfo, TextDelta, TextLogprob, TextQuery, TextRequest
 
@@ -24,10 +27,11 @@ FACTS = ModelFacts(
     kv_tokens=4096,
     has_chat_template=True,
     created=1700000000,
-    geometry={},
+    geometry={"max_queue_size": 256, "max_concurrent_requests": 64},
 )
 
-STATS = {"requests": {"queued": 0, "pending": 0, "processing": 0}, "engine": {"backend": "fake"}}
+STATES = {"queued": 0, "pending": 0, "processing": 0}
+STATS: dict[str, Any] = {"requests": STATES | {"finished": {}}, "engine": {"backend": "fake", "idle": True}}
 
 Behaviour = Callable[["FakeEngineClient", TextRequest], None]
 
@@ -42,8 +46,8 @@ def ended(reason: str = "stop", completion_tokens: int = 2, **fields: Any) -> En
     return End("completed", finish_reason=reason, completion_tokens=completion_tokens, **(numbers | fields))
 
 
-def failed(status: int, message: str = "scripted", **fields: Any) -> End:
-    return End("failed", error=ErrorInfo(status, message, **fields))
+def failed(status: int, message: str = "scripted", *, state: str = "failed", **fields: Any) -> End:
+    return End(state, error=ErrorInfo(status, message, **fields))
 
 
 def logprob(token: str, value: float = -0.5) -> TextLogprob:
@@ -68,13 +72,44 @@ def says(*texts: str, end: End | None = None) -> Behaviour:
                     prompt_text=(request.text or "decoded prompt") if first else None,
                     prompt_logprobs=[None, logprob("b"), logprob("é")] if scored else None,
                 )
-            client.deliver(request_id, end=End(**{name: getattr(last, name) for name in last.__struct_fields__}))
+            client.deliver(request_id, end=End(**msgspec.structs.asdict(last)))
+
+    return behaviour
+
+
+def says_one_by_one(*texts: str, end: End | None = None) -> Behaviour:
+    """As `says`, but each delta comes when the server has taken the one before, so that none are merged."""
+
+    async def speak(client: FakeEngineClient, generation: WatchedGeneration) -> None:
+        for request_id in generation.request_ids:
+            last = end if end is not None else ended(completion_tokens=len(texts))
+            for i, text in enumerate(texts):
+                client.deliver(request_id, text, token_ids=[100 + i])
+                await generation.taken.wait()
+                generation.taken.clear()
+            client.deliver(request_id, end=End(**msgspec.structs.asdict(last)))
+
+    def behaviour(client: FakeEngineClient, request: TextRequest) -> None:
+        client.speaking = asyncio.ensure_future(speak(client, client.generation_of(request)))
 
     return behaviour
 
 
 def silent(client: FakeEngineClient, request: TextRequest) -> None:
     """The test delivers by hand."""
+
+
+class WatchedGeneration(Generation):
+    """Tells when deltas have been taken."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.taken = asyncio.Event()
+
+    async def take(self) -> list[TextDelta]:
+        deltas = await super().take()
+        self.taken.set()
+        return deltas
 
 
 class FakeEngineClient:
@@ -87,12 +122,28 @@ class FakeEngineClient:
         self.aborted: list[int] = []
         self.submitted = asyncio.Event()
         self.abort_seen = asyncio.Event()
-        self.engine_answers: dict[str, Any] = {"stats": STATS, "flush_cache": {"flushed_tokens": 7}}
-        self.text_answer: dict[str, Any] | WeftError = {"tokens": [1, 2], "pieces": ["a", "b"], "text": "ab"}
+        self.engine_answers: dict[str, Any] = {
+            "stats": STATS,
+            "flush_cache": {"flushed_tokens": 7},
+            "metrics": {"counters": {}, "gauges": {}, "histograms": {}},
+            "requests": {"requests": []},
+            "request": NotFoundError("not known here", param="request_id"),
+            "sessions": {"sessions": []},
+            "end_session": {"ended": True, "aborted": 0},
+        }
+        self.engine_queries: list[tuple[str, dict[str, Any]]] = []
+        self.text_answer: dict[str, Any] | WeftError = {
+            "count": 2,
+            "tokens": b"[1,2]",
+            "pieces": b'["a","b"]',
+            "text": "ab",
+        }
         self.failure: WeftError | None = None
-        self.last_heartbeat_s = time.monotonic()
+        self.last_heartbeat_s = {"engine": time.monotonic(), "text0": time.monotonic()}
+        self.retry_after_s = 7.2
+        self.speaking: asyncio.Future[None] | None = None
         self._ids = itertools.count(1)
-        self._generations: dict[int, Generation] = {}
+        self._generations: dict[int, WatchedGeneration] = {}
 
     @property
     def open_requests(self) -> int:
@@ -101,17 +152,23 @@ class FakeEngineClient:
     def new_ids(self, count: int) -> list[int]:
         return list(itertools.islice(self._ids, count))
 
-    def submit(self, *requests: TextRequest) -> Generation:
+    def check_alive(self) -> None:
         if self.failure is not None:
             raise UnavailableError(f"the engine is not available: {self.failure.message}")
+
+    def submit(self, *requests: TextRequest, on_end: OnEnd | None = None) -> Generation:
+        self.check_alive()
         ids = [request_id for request in requests for request_id in request.request_ids]
-        generation = Generation(self, ids)  # type: ignore[arg-type]
+        generation = WatchedGeneration(self, ids, on_end)  # type: ignore[arg-type]
         self._generations |= dict.fromkeys(ids, generation)
         for request in requests:
             self.requests.append(request)
             self.behaviour(self, request)
         self.submitted.set()
         return generation
+
+    def generation_of(self, request: TextRequest) -> WatchedGeneration:
+        return self._generations[request.request_ids[0]]
 
     def deliver(self, request_id: int, text: str = "", **fields: Any) -> None:
         generation = self._generations.get(request_id)
@@ -143,8 +200,12 @@ class FakeEngineClient:
             raise error_from(error_info(self.text_answer))
         return self.text_answer
 
-    async def engine_query(self, op: str) -> dict[str, Any]:
+    async def engine_query(self, op: str, **about: Any) -> dict[str, Any]:
+        self.check_alive()
+        self.engine_queries.append((op, about))
         answer = self.engine_answers[op]
         if answer is None:  # hangs
             await asyncio.Event().wait()
-        return answer
+        if isinstance(answer, WeftError):
+            raise error_from(error_info(answer))
+        return copy.deepcopy(answer)

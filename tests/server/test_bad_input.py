@@ -231,7 +231,7 @@ async def test_bad_json(http: httpx.AsyncClient, path: str, body: bytes) -> None
 
 def test_bad_json_tells_the_position() -> None:
     with pytest.raises(InvalidRequestError, match="byte 16"):
-        parse_body(b'{"prompt": "hi",}', CompletionRequest)
+        parse_body(b'{"prompt": "hi",}', CompletionRequest, 64)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
@@ -277,5 +277,22 @@ def test_huge_bodies_are_judged() -> None:
     long_text = json.dumps({"prompt": "x" * 30_000_000}).encode()
     for body, schema in ((many_keys, ChatRequest), (many_messages, ChatRequest)):
         with pytest.raises(InvalidRequestError):
-            parse_body(body, schema)
-    assert parse_body(long_text, CompletionRequest).prompt[0].text is not None
+            parse_body(body, schema, 64)
+    assert parse_body(long_text, CompletionRequest, 64).prompt[0].text is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXT, {"prompt": [[1], [1] * 64]}, "prompt"),
+        (GENERATE, {"input_ids": [1] * 64}, "input_ids"),
+        ("/detokenize", {"tokens": [1] * 64}, "tokens"),
+    ],
+)
+async def test_more_ids_than_the_context_holds(
+    http: httpx.AsyncClient, engine: FakeEngineClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    error = (await http.post(path, json=body)).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert "has 64 tokens" in error["message"] and "at most 63" in error["message"]
+    assert engine.requests == []

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fakes import FakeEngineClient, ended, says
+from tests.server.fakes import FakeEngineClient, ended, says, says_one_by_one
 from weft.core.sampling import SamplingParams
+from weft.ipc.messages import CacheMissInfo
 
 HI = [{"role": "user", "content": "hi"}]
 PATH = "/v1/chat/completions"
@@ -140,7 +141,8 @@ async def test_neutral_values_of_what_we_do_not_have(http: httpx.AsyncClient) ->
     assert (await http.post(PATH, json={"messages": HI} | neutral)).status_code == 200
 
 
-async def test_stream(http: httpx.AsyncClient) -> None:
+async def test_stream(http: httpx.AsyncClient, engine: FakeEngineClient) -> None:
+    engine.behaviour = says_one_by_one("Hello", " world")
     body = {"messages": HI, "stream": True, "n": 2, "stream_options": {"include_usage": True}, "weft": True}
     *chunks, last = events((await http.post(PATH, json=body)).text)
     deltas: dict[int, list[Any]] = {0: [], 1: []}
@@ -154,10 +156,27 @@ async def test_stream(http: httpx.AsyncClient) -> None:
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 4
     assert last["usage"]["prompt_tokens"] == 5
-    assert last["weft"] == {"queue_s": 0.1, "prefill_s": 0.2, "decode_s": 0.3}
+    times = {"queue_s": 0.1, "prefill_s": 0.2, "decode_s": 0.3}
+    assert last["weft"] == times | {"retractions": 0, "miss": None}
 
 
-async def test_stream_without_extras_has_no_usage(http: httpx.AsyncClient) -> None:
+async def test_what_waits_shares_a_chunk(http: httpx.AsyncClient) -> None:
+    (chunk,) = events((await http.post(PATH, json={"messages": HI, "stream": True})).text)
+    (choice,) = chunk["choices"]
+    assert choice["delta"] == {"role": "assistant", "content": "Hello world"}
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_weft_tells_retractions_and_the_miss(http: httpx.AsyncClient, engine: FakeEngineClient) -> None:
+    miss = CacheMissInfo("diverged", 12)
+    engine.behaviour = says("x", end=ended(retractions=2, miss=miss))
+    document = (await http.post(PATH, json={"messages": HI, "weft": True, "n": 2})).json()
+    assert document["weft"]["retractions"] == 4
+    assert document["weft"]["miss"] == {"reason": "diverged", "at_token": 12}
+
+
+async def test_stream_without_extras_has_no_usage(http: httpx.AsyncClient, engine: FakeEngineClient) -> None:
+    engine.behaviour = says_one_by_one("Hello", " world")
     chunks = events((await http.post(PATH, json={"messages": HI, "stream": True})).text)
     assert len(chunks) == 3
     assert all("usage" not in chunk for chunk in chunks)

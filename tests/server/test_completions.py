@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fakes import FakeEngineClient, ended, logprob, says
+from tests.server.fakes import FakeEngineClient, ended, logprob, says, says_one_by_one
 from tests.server.test_chat import events
 from weft.core.sampling import SamplingParams
 from weft.ipc.messages import TextLogprob
@@ -165,7 +165,8 @@ async def test_generate_from_lists(http: httpx.AsyncClient, engine: FakeEngineCl
     assert isinstance((await http.post("/generate", json={"text": ["one"]})).json(), list)
 
 
-async def test_generate_streams_new_text(http: httpx.AsyncClient) -> None:
+async def test_generate_streams_new_text(http: httpx.AsyncClient, engine: FakeEngineClient) -> None:
+    engine.behaviour = says_one_by_one("Hello", " world")
     parts = events((await http.post("/generate", json={"text": "Say", "stream": True})).text)
     assert [(part["text"], part["output_ids"]) for part in parts] == [("Hello", [100]), (" world", [101]), ("", [])]
     assert parts[0]["meta_info"] == {"id": "gen-1", "finish_reason": None}

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from weft.server.app import _GET, _POST
+from tests.server.fakes import FakeEngineClient
+from weft.server.app import _DELETE, _GET, _POST
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http-api.md"
 
@@ -23,6 +24,7 @@ class Example:
     method: str
     path: str
     body: str | None
+    headers: dict[str, str]
 
 
 def examples() -> list[Example]:
@@ -30,7 +32,7 @@ def examples() -> list[Example]:
     for block in re.findall(r"^```bash\n(.*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE):
         command, *arguments = shlex.split(block)
         assert command == "curl", block
-        example = Example("GET", "", None)
+        example = Example("GET", "", None, {})
         while arguments:
             argument = arguments.pop(0)
             if argument == "-d":
@@ -38,7 +40,9 @@ def examples() -> list[Example]:
             elif argument == "-X":
                 example.method = arguments.pop(0)
             elif argument == "-H":
-                assert arguments.pop(0) == "Content-Type: application/json"
+                name, _, value = arguments.pop(0).partition(": ")
+                assert name == "Content-Type" or name.startswith("X-")
+                example.headers[name] = value
             elif argument != "-N":
                 assert argument.startswith("http://127.0.0.1:8000/")
                 example.path = urlsplit(argument).path
@@ -47,12 +51,18 @@ def examples() -> list[Example]:
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: f"{example.method} {example.path}")
-async def test_example(http: httpx.AsyncClient, example: Example) -> None:
-    headers = {} if example.body is None else {"Content-Type": "application/json"}
-    response = await http.request(example.method, example.path, content=example.body, headers=headers)
+async def test_example(http: httpx.AsyncClient, engine: FakeEngineClient, example: Example) -> None:
+    engine.engine_answers["request"] = {"id": 17}
+    assert (example.body is None) == ("Content-Type" not in example.headers)
+    response = await http.request(example.method, example.path, content=example.body, headers=example.headers)
     assert response.status_code == 200, response.text
 
 
 def test_every_endpoint_has_an_example() -> None:
-    known = {*_GET, *_POST} - {"/v1/models/{name:path}", "/v1/embeddings", "/v1/audio/speech"}
-    assert {example.path for example in examples()} == known
+    known = {*_GET, *_POST, *_DELETE} - {"/v1/models/{name:path}", "/v1/embeddings", "/v1/audio/speech"}
+    shown = {example.path for example in examples()}
+    for path in known:
+        start = path.partition("{")[0]
+        assert any(one.startswith(start) and (one == path or start != path) for one in shown), path
+    for path in shown:
+        assert any(path == one or ("{" in one and path.startswith(one.partition("{")[0])) for one in known), path

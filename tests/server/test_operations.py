@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.server.driver import Call
-from tests.server.fakes import STATS, FakeEngineClient, silent
+from tests.server.fakes import FakeEngineClient, silent
 from weft.core.errors import EngineError, InvalidRequestError
 from weft.server import health
 
@@ -24,11 +24,13 @@ async def test_health_and_ready(http: httpx.AsyncClient) -> None:
         assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
-async def test_a_silent_engine_is_not_healthy(http: httpx.AsyncClient, engine: FakeEngineClient) -> None:
-    engine.last_heartbeat_s -= 11
+@pytest.mark.parametrize("role", ["engine", "text0"])
+async def test_a_silent_process_is_not_healthy(http: httpx.AsyncClient, engine: FakeEngineClient, role: str) -> None:
+    engine.last_heartbeat_s[role] -= 11
     for path in ("/health", "/ready"):
         response = await http.get(path)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_silent")
+        assert role in response.json()["error"]["message"]
 
 
 async def test_a_dead_engine_is_not_healthy(http: httpx.AsyncClient, engine: FakeEngineClient) -> None:
@@ -55,8 +57,7 @@ async def test_an_engine_in_a_long_step_is_ready_but_has_no_stats(
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_busy")
 
 
-async def test_stats_and_flush_cache_pass_on_the_engines_words(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/stats")).json() == STATS
+async def test_flush_cache_passes_on_the_engines_words(http: httpx.AsyncClient) -> None:
     assert (await http.post("/flush_cache")).json() == {"flushed_tokens": 7}
 
 

@@ -48,14 +48,33 @@ async def test_headers_leave_with_the_first_token(app: FastAPI, engine: FakeEngi
     assert engine.open_requests == 0
 
 
-async def test_waiting_deltas_leave_in_one_write(app: FastAPI, engine: FakeEngineClient) -> None:
-    call = Call(app, "/v1/chat/completions", CHAT)
+async def test_waiting_deltas_leave_in_one_event(app: FastAPI, engine: FakeEngineClient) -> None:
+    call = Call(app, "/v1/chat/completions", CHAT | {"n": 2, "stream_options": {"include_usage": True}})
     await engine.submitted.wait()
     for text in "abc":
         engine.deliver(1, text)
+        engine.deliver(2, text.upper())
     await call.next()
-    assert (await call.next_data()).count(b"data: ") == 3
+    first, second, rest = (await call.next_data()).split(b"\n\n")
+    assert b'"index":0,"delta":{"role":"assistant","content":"abc"}' in first
+    assert b'"index":1,"delta":{"role":"assistant","content":"ABC"}' in second
+    assert rest == b""
     engine.deliver(1, end=ended())
+    engine.deliver(2, end=ended())
+    await call.done()
+
+
+async def test_text_that_waits_with_an_error_goes_out_before_it(app: FastAPI, engine: FakeEngineClient) -> None:
+    call = Call(app, "/v1/completions", {"prompt": "hi", "stream": True})
+    await engine.submitted.wait()
+    engine.deliver(1, "x")
+    assert (await call.next())["status"] == 200
+    assert b'"text":"x"' in await call.next_data()
+    for text in "abc":
+        engine.deliver(1, text)
+    engine.deliver(1, end=failed(500, "scripted"))
+    assert b'"text":"abc"' in await call.next_data()
+    assert (await call.next_data()).startswith(b"event: error\n")
     await call.done()
 
 

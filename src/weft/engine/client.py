@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from weft.core.errors import EngineError, UnavailableError, WeftError
+from weft.engine.deltas import first_part, merge
 from weft.ipc.errors import error_from, error_info
 from weft.ipc.messages import (
     Abort,
@@ -45,7 +46,7 @@ OnEnd = Callable[[int, End | None], None]
 
 EngineOp = Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
 
-_MESSAGES_AT_ONCE = 256  # handled before others on the event loop have their turn
+_RECEIVE_S = 0.005  # before others on the event loop have their turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Generation:
         self._open = dict.fromkeys(request_ids)
         self._deltas: list[TextDelta] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._left_over = False
 
     def deliver(self, delta: TextDelta) -> None:
         if delta.request_id not in self._open:
@@ -86,14 +88,17 @@ class Generation:
     async def take(self) -> list[TextDelta]:
         """What there is, merged per id, after waiting for a first delta; empty once every id has ended.
 
-        A cancelled wait loses nothing.
+        A cancelled wait loses nothing. Of very many log probabilities it takes a part, after others had their turn.
         """
+        if self._left_over:
+            await asyncio.sleep(0)
         while not self._deltas:
             if not self._open:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas = first_part(self._deltas)
+        self._left_over = bool(self._deltas)
         return merge(deltas)
 
     def close(self) -> None:
@@ -113,32 +118,6 @@ class Generation:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def merge(deltas: Sequence[TextDelta]) -> list[TextDelta]:
-    """At most one delta for each id, in the order of their first ones; an error stays apart, behind its text."""
-    if len(deltas) == 1:
-        return list(deltas)
-    groups: dict[tuple[int, bool], list[TextDelta]] = {}
-    for delta in deltas:
-        is_error = delta.end is not None and delta.end.state != "completed"
-        groups.setdefault((delta.request_id, is_error), []).append(delta)
-    return [group[0] if len(group) == 1 else _joined(group) for group in groups.values()]
-
-
-def _joined(group: list[TextDelta]) -> TextDelta:
-    """The deltas of one id, in their order, as one."""
-    first = group[0]
-    logprobs = [entry for delta in group for entry in delta.logprobs or ()]
-    return TextDelta(
-        first.request_id,
-        "".join([delta.text for delta in group]),
-        token_ids=[token for delta in group for token in delta.token_ids],
-        logprobs=logprobs if any(delta.logprobs is not None for delta in group) else None,
-        prompt_text=first.prompt_text,
-        prompt_logprobs=next((delta.prompt_logprobs for delta in group if delta.prompt_logprobs is not None), None),
-        end=group[-1].end,
-    )
 
 
 class EngineClient:
@@ -341,7 +320,8 @@ class EngineClient:
         """Takes what has arrived, so that deltas that wait are merged. The descriptor tells only of news."""
         if inbox is not self._inbox:
             return
-        for _ in range(_MESSAGES_AT_ONCE):
+        until = time.monotonic() + _RECEIVE_S
+        while time.monotonic() < until:
             try:
                 data = inbox.recv(zmq.NOBLOCK)
             except zmq.Again:

@@ -1,7 +1,10 @@
 """`TextWorker`: everything that turns text into tokens and tokens into text, without any I/O.
 
-The text process and `LLM` both run it. `prepare` may run in another thread than the rest; a request's state exists from
-before its Submit is sent until its `end` has come back from the engine.
+The text process and `LLM` both run it. `prepare` and `answer` may run in other threads than the rest; a request's state
+exists from before its Submit is sent until its `end` has come back from the engine.
+
+A prompt that is far too long is refused after a glance at it: tokenizing takes time, and some 400 bytes of memory for
+each character, whether or not the result is of use.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import InvalidRequestError
+from weft.core.sampling import SamplingParams
+from weft.engine.deltas import ENTRIES_AT_ONCE, num_entries
 from weft.ipc.messages import (
     End,
     LogprobItem,
@@ -24,6 +29,16 @@ from weft.ipc.messages import (
 )
 from weft.text.stream import TextStream
 from weft.text.tokenizer import Tokenizer
+
+TOKENS_PER_CONTEXT = 4
+"""/tokenize takes texts of up to so many times the longest prompt."""
+
+MAX_SCORED = 1 << 18
+"""Log probabilities of one prompt, those of the likeliest tokens counted; more is refused by a server."""
+
+_TYPICAL_CHARS = 4  # of a token; a text with more of them for each token that is allowed is first counted in pieces
+_PIECE_CHARS = 1 << 16
+_CUT_TOKENS = 16  # by which the count may be too high for each place where the text was cut
 
 
 @dataclass(slots=True)
@@ -43,15 +58,21 @@ class _State:
     used: int = 0
     stopped_by: str | None = None
     finish_sent: bool = False
-    prompt_logprobs: list[LogprobItem] = field(default_factory=list)
+    prompt_logprobs: list[TextLogprob] = field(default_factory=list)
 
 
 class TextWorker:
-    """See the module's docstring. `index` tells the engine where this request's tokens go."""
+    """See the module's docstring.
 
-    def __init__(self, tokenizer: Tokenizer, index: int = 0) -> None:
+    `index` tells the engine where a request's tokens go. `max_prompt_tokens` is the longest prompt that the engine
+    could take, if it is known; what the engine takes now is for it to judge.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, index: int = 0, *, max_prompt_tokens: int | None = None) -> None:
         self.tokenizer = tokenizer
         self._index = index
+        self._max_prompt_tokens = max_prompt_tokens
+        self._shown: dict[int, tuple[str, bytes]] = {}
         self._states: dict[int, _State] = {}
 
     @property
@@ -67,6 +88,7 @@ class TextWorker:
 
     def open(self, request: TextRequest, prompt_ids: list[int]) -> list[Submit]:
         """Opens the state of a request whose prompt is tokenized; returns what the engine is to be sent."""
+        self._check_scored(request.params, len(prompt_ids))
         echoed = self._echoed(request, prompt_ids) if request.echo else None
         packed = np.asarray(prompt_ids, dtype=np.int32).tobytes()
         states: dict[int, _State] = {}
@@ -111,25 +133,58 @@ class TextWorker:
             ids = query.token_ids or []
             self._check_ids(ids, "tokens")
             return {"text": self.tokenizer.decode(ids, skip_special_tokens=False)}
-        ids = self._tokenize(query)
-        return {"tokens": ids, "pieces": [self.tokenizer.token_text(i) for i in ids]}
+        most = self._max_prompt_tokens
+        ids = self._tokenize(query, None if most is None else TOKENS_PER_CONTEXT * most)
+        return {"count": len(ids), "tokens": ids, "pieces": [self._show(i)[0] for i in ids]}
 
     def _prompt_ids(self, request: TextRequest) -> list[int]:
         if request.token_ids is None:
-            return self._tokenize(request)
+            return self._tokenize(request, self._max_prompt_tokens)
         for token in request.token_ids:
             if not 0 <= token < 2**31:  # the engine judges by its vocabulary; here it must only fit an int32
                 raise InvalidRequestError(f"prompt: token id {token} is not in the vocabulary", param="prompt")
         return request.token_ids
 
-    def _tokenize(self, source: TextRequest | TextQuery) -> list[int]:
+    def _tokenize(self, source: TextRequest | TextQuery, max_tokens: int | None) -> list[int]:
         if source.messages is None:
-            return self.tokenizer.encode(source.text or "", add_special_tokens=source.add_special_tokens)
-        variables = dict(source.template_kwargs)
-        prompt_follows = bool(variables.pop("add_generation_prompt", True))
-        return self.tokenizer.encode_chat(
-            source.messages, add_generation_prompt=prompt_follows, template_kwargs=variables
-        )
+            text, add_special_tokens = source.text or "", source.add_special_tokens
+        else:
+            variables = dict(source.template_kwargs)
+            prompt_follows = bool(variables.pop("add_generation_prompt", True))
+            text = self.tokenizer.chat_text(
+                source.messages, add_generation_prompt=prompt_follows, template_kwargs=variables
+            )
+            add_special_tokens = False
+        if max_tokens is not None:
+            self._check_length(text, max_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        """Refuses a text that surely has more tokens, as soon as so many are counted in pieces of it."""
+        if len(text) <= _TYPICAL_CHARS * max_tokens:
+            return
+        count = 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            piece = text[start : start + _PIECE_CHARS]
+            count += len(self.tokenizer.encode(piece, add_special_tokens=False)) - _CUT_TOKENS
+            if count > max_tokens:
+                raise InvalidRequestError(
+                    f"prompt: it has more than {count} tokens ({len(text)} characters), but at most {max_tokens} are"
+                    " allowed",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
+
+    def _check_scored(self, params: SamplingParams, prompt_tokens: int) -> None:
+        if self._max_prompt_tokens is None or params.prompt_logprobs is None:
+            return
+        most = MAX_SCORED // (1 + params.prompt_logprobs)
+        if prompt_tokens > most:
+            raise InvalidRequestError(
+                f"logprobs: {params.prompt_logprobs} for each token of a prompt of {prompt_tokens} are too many"
+                f" (allowed: a prompt of {most} tokens)",
+                param="logprobs",
+            )
 
     def _echoed(self, request: TextRequest, prompt_ids: list[int]) -> str:
         if request.text is not None:
@@ -145,6 +200,9 @@ class TextWorker:
                     param=param,
                 )
 
+    def is_open(self, request_id: int) -> bool:
+        return request_id in self._states
+
     def forget(self, request_id: int) -> None:
         """Drops a request's state; what the engine still says about it is then ignored."""
         self._states.pop(request_id, None)
@@ -157,27 +215,44 @@ class TextWorker:
         Returns the delta that the client is to be sent now, if any, and whether the engine must be told that the text
         is complete (`Finish`).
         """
+        complete = self.absorb(output)
+        return self.take(output.request_id), complete
+
+    def absorb(self, output: TokenOutput) -> bool:
+        """The first half of `push`: several outputs of one request may become one delta."""
         state = self._states.get(output.request_id)
         if state is None:
-            return None, False
+            return False
         if output.prompt_logprobs is not None:
-            state.prompt_logprobs.extend(output.prompt_logprobs)
+            state.prompt_logprobs.extend(map(self._logprob, output.prompt_logprobs))
         self._push_tokens(state, output)
-        tell_engine = state.stopped_by is not None and not state.finish_sent and output.end is None
-        state.finish_sent = state.finish_sent or tell_engine
         if output.end is not None:
             self._finish(state, output.end)
-            del self._states[output.request_id]
-            return _take_delta(state), False
-        news = any(state.pieces) or state.pending.token_ids or state.pending.prompt_logprobs
-        return _take_delta(state) if state.streaming and news else None, tell_engine
+            return False
+        tell_engine = state.stopped_by is not None and not state.finish_sent
+        state.finish_sent = state.finish_sent or tell_engine
+        return tell_engine
+
+    def take(self, request_id: int) -> TextDelta | None:
+        """The second half of `push`: what has collected for the client, if it is to be sent now."""
+        state = self._states.get(request_id)
+        if state is None:
+            return None
+        if state.pending.end is not None:
+            del self._states[request_id]
+            return _take_delta(state)
+        if state.streaming:
+            news = any(state.pieces) or state.pending.token_ids or state.pending.prompt_logprobs
+        else:
+            news = num_entries(state.pending) >= ENTRIES_AT_ONCE
+        return _take_delta(state) if news else None
 
     def _push_tokens(self, state: _State, output: TokenOutput) -> None:
         ids = output.tokens if output.end_token is None else output.tokens[:-1]
         if not output.tokens or state.stopped_by is not None:
             return
         if state.wants_prompt_logprobs:
-            state.pending.prompt_logprobs = [None, *(self._logprob(item) for item in state.prompt_logprobs)]
+            state.pending.prompt_logprobs = [None, *state.prompt_logprobs]
             state.prompt_logprobs, state.wants_prompt_logprobs = [], False
         piece = state.text.push(ids)
         state.used += piece.tokens_used
@@ -205,13 +280,20 @@ class TextWorker:
             end.completion_tokens = state.used
 
     def _logprob(self, item: LogprobItem) -> TextLogprob:
-        text, data = self.tokenizer.token_text, self.tokenizer.token_bytes
+        show = self._show
         return TextLogprob(
-            text(item.token_id),
-            data(item.token_id),
+            *show(item.token_id),
             item.logprob,
-            [(text(i), data(i), p) for i, p in zip(item.top_ids, item.top_logprobs, strict=True)],
+            [(*show(i), p) for i, p in zip(item.top_ids, item.top_logprobs, strict=True)],
         )
+
+    def _show(self, token_id: int) -> tuple[str, bytes]:
+        """A token's text and bytes, remembered."""
+        shown = self._shown.get(token_id)
+        if shown is None:
+            shown = self.tokenizer.token_text(token_id), self.tokenizer.token_bytes(token_id)
+            self._shown[token_id] = shown
+        return shown
 
 
 def _take_delta(state: _State) -> TextDelta:

@@ -28,6 +28,7 @@ from weft.core.plan import Int32s, StepPlan, StepResult
 from weft.core.sampling import SamplingParams
 from weft.kv.prefix_cache import PrefixCache
 from weft.scheduler.limits import Limits
+from weft.scheduler.reserve import START
 from weft.scheduler.scheduler import Scheduler, Update
 
 logger = logging.getLogger(__name__)
@@ -70,19 +71,28 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="weft-trace", tag_field="e"):
-    """The first line. `depth`: steps that may be in flight at once. `note`: for people, such as the model's name."""
+    """The first line.
+
+    Attributes:
+        note: for people, such as the model's name.
+        depth: steps that may be in flight at once.
+        new_token_ratio: what admission reserves at the start, see `scheduler/reserve.py`; it adapts.
+    """
 
     version: int = VERSION
     weft: str = ""
     note: str = ""
     depth: int = 1
+    new_token_ratio: float = START
     limits: Limits
     cache: CacheShape
     model: ModelFacts
 
     def make(self, clock: Clock) -> Scheduler:
         """A fresh scheduler as described."""
-        return Scheduler(self.limits, self.cache.make(), clock, **msgspec.structs.asdict(self.model))
+        scheduler = Scheduler(self.limits, self.cache.make(), clock, **msgspec.structs.asdict(self.model))
+        scheduler._ratio.value = self.new_token_ratio
+        return scheduler
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="e"):

@@ -26,6 +26,7 @@ from weft.backends.checkpoint import Checkpoint
 from weft.backends.registry import model_folder
 from weft.config.settings import Settings
 from weft.core.errors import CancelledError, WeftError
+from weft.engine.deltas import split
 from weft.engine.text_worker import TextWorker
 from weft.ipc.errors import error_info
 from weft.ipc.messages import (
@@ -108,7 +109,7 @@ class TextProcess:
 
     def _push(self, outputs: list[TokenOutput]) -> None:
         """What waited together leaves together, as one delta for each request."""
-        failed: list[TextDelta] = []
+        deltas: list[TextDelta] = []
         touched: dict[int, None] = {}
         for output in outputs:
             request_id = output.request_id
@@ -118,12 +119,19 @@ class TextProcess:
                     self._tell_engine(Finish(request_id))
             except Exception as error:  # a broken output ends one request, never the process
                 logger.exception("request %d: detokenizing failed", request_id)
-                failed.append(TextDelta(request_id, end=End("failed", error=error_info(error))))
+                deltas.append(TextDelta(request_id, end=End("failed", error=error_info(error))))
                 self._worker.forget(request_id)
                 self._tell_engine(Abort([request_id], sent_s=time.monotonic()))
-        deltas = [delta for request_id in touched if (delta := self._worker.take(request_id)) is not None]
-        if deltas or failed:
-            self._api.send(TextBatch(deltas + failed))
+        for request_id in touched:
+            delta = self._worker.take(request_id)
+            if delta is None:
+                continue
+            *parts, last = split(delta)
+            for part in parts:
+                self._api.send(TextBatch([part]))
+            deltas.append(last)
+        if deltas:
+            self._api.send(TextBatch(deltas))
 
     def _tell_engine(self, message: Finish | Abort) -> None:
         with self._lock:

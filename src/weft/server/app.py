@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 import weft
 from weft.config.settings import Settings
 from weft.engine.client import EngineClient, ModelFacts
-from weft.server import chat, completions, generate, health, models, tokenize
+from weft.server import chat, completions, generate, health, live, metrics, models, tokenize
 from weft.server import schemas as s
 from weft.server.errors import install_handlers
 from weft.server.jobs import Server
@@ -30,6 +30,10 @@ _GET: dict[str, Endpoint] = {
     "/health": health.health,
     "/ready": health.ready,
     "/stats": health.stats,
+    "/metrics": metrics.metrics,
+    "/v1/requests": live.list_requests,
+    "/v1/requests/{request_id}": live.get_request,
+    "/v1/sessions": live.list_sessions,
 }
 _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/v1/chat/completions": (chat.chat_completions, s.ChatRequest),
@@ -42,6 +46,10 @@ _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/v1/embeddings": (models.not_provided, None),
     "/v1/audio/speech": (models.not_provided, None),
 }
+_DELETE: dict[str, Endpoint] = {
+    "/v1/sessions/{session_id:path}": live.end_session,
+}
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
 _REF = "#/components/schemas/{model}"
 
 
@@ -50,9 +58,10 @@ def create_app(client: EngineClient, facts: ModelFacts, settings: Settings) -> F
     app = FastAPI(title="Weft", version=weft.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.draining = False
     app.state.gate = Gate()
-    app.state.server = Server(client, facts, settings, app.state)
-    for path, endpoint in _GET.items():
-        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    server = app.state.server = Server(client, facts, settings, app.state)
+    for method, endpoints in (("GET", _GET), ("DELETE", _DELETE)):
+        for path, endpoint in endpoints.items():
+            app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for path, (endpoint, schema) in _POST.items():
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_body_of(schema))
     install_handlers(app)
@@ -62,6 +71,7 @@ def create_app(client: EngineClient, facts: ModelFacts, settings: Settings) -> F
         gate=app.state.gate,
         max_body_bytes=settings.http.max_body_bytes,
         api_keys=settings.http.api_keys,
+        on_refusal=lambda path, error: server.measures.refused(error) if path in GENERATING else None,
     )
     _describe_bodies(app)
     return app

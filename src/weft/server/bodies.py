@@ -1,25 +1,28 @@
 """Reads a JSON body into its schema. Every fault becomes a 400 that names the field, or for bad JSON the position.
 
-Decoding holds Python's lock, so that not even a thread lets the event loop run meanwhile: what bounds the pause is
-`max_body_bytes` for text, and `MAX_COMMAS` for the number of small values. Checks of large bodies run in a thread.
+Decoding holds Python's lock, so it would hold up every stream of this process: only small bodies are decoded here, the
+others by helper processes (`readers`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import reprlib
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pydantic
-from fastapi import Request
 
 from weft.core.errors import InvalidRequestError
 from weft.server.schemas import NEUTRAL_ONLY, Body
 
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from weft.server.jobs import Server
+
 M = TypeVar("M", bound=Body)
 
-THREAD_BYTES = 256 * 1024
+INLINE_BYTES = 128 * 1024
 MAX_COMMAS = 1_000_000
 """Every further value of a list or an object needs a comma; a text with so many is longer than any context."""
 
@@ -28,14 +31,15 @@ _SHOWN_CHARS = 60
 
 async def read_body(request: Request, schema: type[M]) -> M:
     """The request's body as `schema`. Raises InvalidRequestError, BodyTooLargeError."""
-    data = await request.body()
-    if len(data) > THREAD_BYTES:
-        return await asyncio.to_thread(parse_body, data, schema)
-    return parse_body(data, schema)
+    server: Server = request.app.state.server
+    chunks = [chunk async for chunk in request.stream()]
+    if sum(map(len, chunks)) > INLINE_BYTES:
+        return await server.readers.parse(chunks, schema)
+    return parse_body(b"".join(chunks), schema, server.facts.max_context_tokens)
 
 
-def parse_body(data: bytes, schema: type[M]) -> M:
-    """`data` as `schema`. Raises InvalidRequestError."""
+def parse_body(data: bytes, schema: type[M], max_context_tokens: int) -> M:
+    """`data` as `schema`, without token ids that no context holds. Raises InvalidRequestError."""
     if not data:
         raise InvalidRequestError("the body is empty: a JSON object is needed", code="invalid_json")
     if data.count(b",") > MAX_COMMAS:
@@ -52,9 +56,18 @@ def parse_body(data: bytes, schema: type[M]) -> M:
         raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
     _refuse_unknown(fields, schema)
     try:
-        return schema.model_validate(fields)
+        body = schema.model_validate(fields)
     except pydantic.ValidationError as error:
         raise _named(error) from None
+    for name, ids in body.token_ids():
+        if len(ids) >= max_context_tokens:
+            raise InvalidRequestError(
+                f"{name}: it has {len(ids)} tokens, but at most {max_context_tokens - 1} are allowed"
+                f" (context {max_context_tokens} tokens)",
+                param=name,
+                code="context_length_exceeded",
+            )
+    return body
 
 
 def _refuse_unknown(fields: dict[str, Any], schema: type[Body]) -> None:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from weft.core.errors import InvalidRequestError
 from weft.core.sampling import SamplingParams
-from weft.ipc.messages import End, TextDelta, TextLogprob
-from weft.server.bodies import read_body
+from weft.ipc.messages import End, TextDelta
+from weft.server.endpoint import generating
 from weft.server.jobs import Job, Options, Server
 from weft.server.params import check_stream_options, sampling_params
 from weft.server.schemas import ChatRequest
-from weft.server.streaming import Writer, answer
+from weft.server.streaming import Writer
 from weft.server.values import Prompt
-from weft.server.wire import ChunkHead, chat_logprobs, document, to_json
+from weft.server.wire import ChunkHead, JsonList, chat_logprobs, document, to_json
 
 
-async def chat_completions(request: Request) -> Response:
+def begin_chat(server: Server, request: Request, body: ChatRequest) -> tuple[Job, Writer]:
     """Answers a chat, as one document or as a stream of chunks."""
-    server: Server = request.app.state.server
-    server.check_admitting()
-    body = await read_body(request, ChatRequest)
-    server.check_model(body.model)
     if not server.facts.has_chat_template:
         raise InvalidRequestError("messages: this model has no chat template: use /v1/completions", param="messages")
     params = _params(body)
@@ -31,12 +27,12 @@ async def chat_completions(request: Request) -> Response:
     options = Options(template_kwargs=template_kwargs(body.add_generation_prompt, body.chat_template_kwargs))
     job = server.start(request, body, [Prompt(messages=body.messages)], params, n=body.n or 1, options=options)
     model = server.facts.served_name
-    writer: Writer
     if body.stream:
-        writer = ChatStream(job, model, with_usage=with_usage, with_times=bool(body.weft))
-    else:
-        writer = ChatDocument(job, model, with_times=bool(body.weft), with_logprobs=bool(body.logprobs))
-    return await answer(job, writer, request.receive, bool(body.stream), server.settings.http.sse_keep_alive_s)
+        return job, ChatStream(job, model, with_usage=with_usage, with_facts=bool(body.weft))
+    return job, ChatDocument(job, model, with_facts=bool(body.weft), with_logprobs=bool(body.logprobs))
+
+
+chat_completions = generating(ChatRequest, begin_chat)
 
 
 def template_kwargs(add_generation_prompt: bool | None, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +63,7 @@ def _params(body: ChatRequest) -> SamplingParams:
 class ChatStream:
     """Chunks. The first one of each choice carries the role, the last one the finish reason."""
 
-    def __init__(self, job: Job, model: str, *, with_usage: bool, with_times: bool) -> None:
+    def __init__(self, job: Job, model: str, *, with_usage: bool, with_facts: bool) -> None:
         self._job = job
         self._head = ChunkHead(
             job,
@@ -75,7 +71,7 @@ class ChatStream:
             "chat.completion.chunk",
             model,
             with_usage=with_usage,
-            with_times=with_times,
+            with_facts=with_facts,
         )
         self._begun: set[int] = set()
 
@@ -112,30 +108,30 @@ def finish_fields(end: End | None) -> bytes:
 class ChatDocument:
     """The whole answer in one document."""
 
-    def __init__(self, job: Job, model: str, *, with_times: bool, with_logprobs: bool) -> None:
+    def __init__(self, job: Job, model: str, *, with_facts: bool, with_logprobs: bool) -> None:
         self._job = job
         self._model = model
-        self._with_times = with_times
+        self._with_facts = with_facts
         self._with_logprobs = with_logprobs
         self._texts: list[list[str]] = [[] for _ in job.index_of]
-        self._logprobs: list[list[TextLogprob]] = [[] for _ in job.index_of]
+        self._logprobs = [JsonList() for _ in job.index_of]
 
     def add(self, delta: TextDelta) -> bytes:
         index = self._job.index(delta)
         self._texts[index].append(delta.text)
-        self._logprobs[index] += delta.logprobs or []
+        self._logprobs[index].extend(chat_logprobs(delta.logprobs or []))
         return b""
 
     def finish(self) -> bytes:
         choices = [self._choice(request_id, index) for request_id, index in self._job.index_of.items()]
-        return document(self._job, "chatcmpl", "chat.completion", self._model, choices, with_times=self._with_times)
+        return document(self._job, "chatcmpl", "chat.completion", self._model, choices, with_facts=self._with_facts)
 
     def _choice(self, request_id: int, index: int) -> dict[str, Any]:
         end = self._job.ends[request_id]
         return {
             "index": index,
             "message": {"role": "assistant", "content": "".join(self._texts[index])},
-            "logprobs": {"content": chat_logprobs(self._logprobs[index])} if self._with_logprobs else None,
+            "logprobs": {"content": self._logprobs[index].raw()} if self._with_logprobs else None,
             "finish_reason": end.finish_reason,
             "stop_reason": end.stop,
         }

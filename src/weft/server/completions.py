@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from weft.core.errors import InvalidRequestError
 from weft.core.sampling import SamplingParams
 from weft.ipc.messages import TextDelta
-from weft.server.bodies import read_body
 from weft.server.chat import finish_fields
+from weft.server.endpoint import generating
 from weft.server.jobs import Job, Options, Server
 from weft.server.params import check_stream_options, sampling_params
 from weft.server.schemas import CompletionRequest
-from weft.server.streaming import Writer, answer
-from weft.server.wire import ChunkHead, TextLogprobs, document, join_lists, to_json
+from weft.server.streaming import Writer
+from weft.server.wire import ChunkHead, JsonList, TextLogprobs, document, empty_lists, join_lists, to_json
 
 DEFAULT_MAX_TOKENS = 16
 
 
-async def completions(request: Request) -> Response:
+def begin_completion(server: Server, request: Request, body: CompletionRequest) -> tuple[Job, Writer]:
     """Continues texts or token ids, as one document or as a stream of chunks."""
-    server: Server = request.app.state.server
-    server.check_admitting()
-    body = await read_body(request, CompletionRequest)
-    server.check_model(body.model)
     if body.best_of is not None and body.best_of != (body.n or 1):
         text = f"best_of: {body.best_of} is not supported in this version (allowed: the value of n, {body.n or 1})"
         raise InvalidRequestError(text, param="best_of", code="unsupported_parameter")
@@ -38,12 +34,12 @@ async def completions(request: Request) -> Response:
     job = server.start(request, body, body.prompt, params, n=body.n or 1, options=Options(echo=bool(body.echo)))
     choices = [_Choice(score_only=score_only, with_logprobs=body.logprobs is not None) for _ in job.index_of]
     model = server.facts.served_name
-    writer: Writer
     if body.stream:
-        writer = CompletionStream(job, choices, model, with_usage=with_usage, with_times=bool(body.weft))
-    else:
-        writer = CompletionDocument(job, choices, model, with_times=bool(body.weft))
-    return await answer(job, writer, request.receive, bool(body.stream), server.settings.http.sse_keep_alive_s)
+        return job, CompletionStream(job, choices, model, with_usage=with_usage, with_facts=bool(body.weft))
+    return job, CompletionDocument(job, choices, model, with_facts=bool(body.weft))
+
+
+completions = generating(CompletionRequest, begin_completion)
 
 
 def _params(body: CompletionRequest, score_only: bool) -> SamplingParams:
@@ -85,12 +81,12 @@ class _Choice:
 class CompletionStream:
     """Chunks; the last one of each choice carries the finish reason."""
 
-    def __init__(self, job: Job, choices: list[_Choice], model: str, *, with_usage: bool, with_times: bool) -> None:
+    def __init__(self, job: Job, choices: list[_Choice], model: str, *, with_usage: bool, with_facts: bool) -> None:
         self._job = job
         self._choices = choices
         self._begun: set[int] = set()
         self._head = ChunkHead(
-            job, f"cmpl-{job.public_id}", "text_completion", model, with_usage=with_usage, with_times=with_times
+            job, f"cmpl-{job.public_id}", "text_completion", model, with_usage=with_usage, with_facts=with_facts
         )
 
     def add(self, delta: TextDelta) -> bytes:
@@ -116,32 +112,33 @@ class CompletionStream:
 class CompletionDocument:
     """The whole answer in one document; choices in the order of the prompts, `n` for each."""
 
-    def __init__(self, job: Job, choices: list[_Choice], model: str, *, with_times: bool) -> None:
+    def __init__(self, job: Job, choices: list[_Choice], model: str, *, with_facts: bool) -> None:
         self._job = job
         self._choices = choices
         self._model = model
-        self._with_times = with_times
+        self._with_facts = with_facts
         self._texts: list[list[str]] = [[] for _ in choices]
-        self._logprobs: list[list[dict[str, list[Any]]]] = [[] for _ in choices]
+        self._logprobs = [{name: JsonList() for name in empty_lists()} for _ in choices]
 
     def add(self, delta: TextDelta) -> bytes:
         index = self._job.index(delta)
         text, logprobs = self._choices[index].take(delta)
         self._texts[index].append(text)
-        if logprobs is not None:
-            self._logprobs[index].append(logprobs)
+        for name, values in (logprobs or {}).items():
+            self._logprobs[index][name].extend(values)
         return b""
 
     def finish(self) -> bytes:
         choices = [self._choice(request_id, index) for request_id, index in self._job.index_of.items()]
-        return document(self._job, "cmpl", "text_completion", self._model, choices, with_times=self._with_times)
+        return document(self._job, "cmpl", "text_completion", self._model, choices, with_facts=self._with_facts)
 
     def _choice(self, request_id: int, index: int) -> dict[str, Any]:
         end = self._job.ends[request_id]
+        logprobs = {name: values.raw() for name, values in self._logprobs[index].items()}
         return {
             "index": index,
             "text": "".join(self._texts[index]),
-            "logprobs": join_lists(self._logprobs[index]) if self._choices[index].with_logprobs else None,
+            "logprobs": logprobs if self._choices[index].with_logprobs else None,
             "finish_reason": end.finish_reason,
             "stop_reason": end.stop,
         }

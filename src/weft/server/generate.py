@@ -5,25 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from weft.core.errors import InvalidRequestError
 from weft.ipc.messages import TextDelta
-from weft.server.bodies import read_body
+from weft.server.endpoint import generating
 from weft.server.jobs import Job, Server
 from weft.server.params import sampling_params
 from weft.server.schemas import GenerateRequest, NativeSampling
-from weft.server.streaming import Writer, answer
+from weft.server.streaming import Writer
 from weft.server.values import Prompts
 from weft.server.wire import DONE, to_json
 
 
-async def generate(request: Request) -> Response:
+def begin_generate(server: Server, request: Request, body: GenerateRequest) -> tuple[Job, Writer]:
     """Continues texts or token ids; the answer tells the new token ids, too."""
-    server: Server = request.app.state.server
-    server.check_admitting()
-    body = await read_body(request, GenerateRequest)
-    server.check_model(body.model)
     prompts = _prompts(body)
     for prompt in prompts.items:
         server.check_token_ids(prompt.token_ids or [], "input_ids")
@@ -35,8 +31,10 @@ async def generate(request: Request) -> Response:
         include_stop=sampling.include_stop,
     )
     job = server.start(request, body, prompts.items, params)
-    writer: Writer = GenerateStream(job, prompts.many) if body.stream else GenerateDocument(job, prompts.many)
-    return await answer(job, writer, request.receive, bool(body.stream), server.settings.http.sse_keep_alive_s)
+    return job, GenerateStream(job, prompts.many) if body.stream else GenerateDocument(job, prompts.many)
+
+
+generate = generating(GenerateRequest, begin_generate)
 
 
 def _prompts(body: GenerateRequest) -> Prompts:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import Request, Response
 
 from weft.core.errors import InvalidRequestError, NotFoundError, UnavailableError
 from weft.server.bodies import read_body
-from weft.server.jobs import Server
+from weft.server.jobs import QUERY_LIMIT_S, Server
 from weft.server.schemas import AbortRequest
 from weft.server.wire import to_json
 
-QUERY_LIMIT_S = 2.0
 FLUSH_LIMIT_S = 30.0
 
 
 async def health(request: Request) -> Response:
-    """200 while all processes live and the engine's loop turns; no token is generated for it."""
+    """200 while all processes live and their loops turn; no token is generated for it."""
     _check_alive(request.app.state.server)
     return _json({"status": "ok"})
 
@@ -30,7 +28,7 @@ async def ready(request: Request) -> Response:
     _check_alive(server)
     server.check_admitting()
     try:
-        stats = await _ask_engine(server, "stats", QUERY_LIMIT_S)
+        stats = await server.ask_engine("stats", QUERY_LIMIT_S)
     except UnavailableError:
         _check_alive(server)  # in a long step the engine cannot answer, but a request would wait its turn
         return _json({"status": "ok"})
@@ -41,13 +39,21 @@ async def ready(request: Request) -> Response:
 
 
 async def stats(request: Request) -> Response:
-    """A snapshot of requests, KV cache and engine."""
-    return _json(await _ask_engine(request.app.state.server, "stats", QUERY_LIMIT_S))
+    """A snapshot of requests, KV cache and engine.
+
+    What the engine cannot see is added here: requests that are being tokenized, and the endings of all requests.
+    """
+    server: Server = request.app.state.server
+    document = await server.ask_engine("stats", QUERY_LIMIT_S)
+    document["requests"] = server.states(document["requests"]) | {"finished": server.measures.outcomes}
+    document["engine"]["idle"] = document["engine"]["idle"] and not server.client.open_requests
+    return _json(document)
 
 
 async def flush_cache(request: Request) -> Response:
     """Forgets all KV that is not in use."""
-    return _json(await _ask_engine(request.app.state.server, "flush_cache", FLUSH_LIMIT_S))
+    server: Server = request.app.state.server
+    return _json(await server.ask_engine("flush_cache", FLUSH_LIMIT_S))
 
 
 async def abort(request: Request) -> Response:
@@ -71,21 +77,13 @@ async def abort(request: Request) -> Response:
 
 
 def _check_alive(server: Server) -> None:
-    """Raises UnavailableError when a process is dead or the engine's loop is silent."""
-    failure = server.client.failure
-    if failure is not None:
-        raise UnavailableError(f"the engine is not available: {failure.message}")
-    silent_s = time.monotonic() - server.client.last_heartbeat_s
-    if silent_s >= server.settings.engine.heartbeat_s:
-        raise UnavailableError(f"the engine's loop has been silent for {silent_s:.1f} s", code="engine_silent")
-
-
-async def _ask_engine(server: Server, op: Literal["stats", "flush_cache"], limit_s: float) -> dict[str, Any]:
-    try:
-        async with asyncio.timeout(limit_s):
-            return await server.client.engine_query(op)
-    except TimeoutError:
-        raise UnavailableError(f"no answer from the engine within {limit_s:g} s", code="engine_busy") from None
+    """Raises UnavailableError when a process is dead or its loop is silent."""
+    server.client.check_alive()
+    now = time.monotonic()
+    for role, heard_s in server.client.last_heartbeat_s.items():
+        if now - heard_s >= server.settings.engine.heartbeat_s:
+            text = f"the {role} process has been silent for {now - heard_s:.1f} s"
+            raise UnavailableError(text, code="engine_silent")
 
 
 def _json(document: dict[str, Any]) -> Response:

@@ -1,28 +1,39 @@
 """From a checked body to the engine: `Server` is what all endpoints share, a `Job` is one HTTP request that generates.
 
 Invariants: a job that was started is closed exactly once, in a `finally`, and is in `Server.jobs` only in between; its
-first engine id is the HTTP request's id, so that `X-Request-Id`, the answer's `id` and the engine's words agree.
+first engine id is the HTTP request's id, so that `X-Request-Id`, the answer's `id` and the engine's words agree. Each
+of its ids holds one place of `Server.admission` from before it is submitted until it has ended or was closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from starlette.datastructures import State
 
 from weft.config.settings import Settings
 from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, UnavailableError, WeftError
 from weft.core.sampling import SamplingParams
-from weft.engine.client import EngineClient, ModelFacts
+from weft.engine.client import EngineClient, EngineOp, ModelFacts
 from weft.ipc.errors import error_from
 from weft.ipc.messages import End, TextDelta, TextRequest
 from weft.server import schemas
+from weft.server.admission import Admission
 from weft.server.errors import log
 from weft.server.limits import REQUEST_ID
+from weft.server.measures import Measures
+from weft.server.readers import BodyReaders
+from weft.server.sessions import Session, session_of
 from weft.server.values import Prompt
+
+QUERY_LIMIT_S = 2.0
+"""How long the engine has for an answer about itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +45,52 @@ class Options:
 
 
 class Server:
-    """What all endpoints share; `app.state.server`."""
+    """What all endpoints share; `app.state.server`.
+
+    Attributes:
+        jobs: those that run, by the id of their HTTP request.
+        engine_metrics: the engine's last answer to "metrics".
+    """
 
     def __init__(self, client: EngineClient, facts: ModelFacts, settings: Settings, state: State) -> None:
         self.client = client
         self.facts = facts
         self.settings = settings
         self.jobs: dict[int, Job] = {}
+        self.admission = Admission(
+            facts.geometry["max_queue_size"],
+            facts.geometry["max_concurrent_requests"],
+            priority=settings.scheduler.priority,
+        )
+        self.measures = Measures()
+        self.readers = BodyReaders(facts.max_context_tokens)
+        self.engine_metrics: dict[str, Any] = {}
         self._state = state
 
     @property
     def draining(self) -> bool:
         return bool(self._state.draining)
 
+    async def ask_engine(self, op: EngineOp, limit_s: float, **about: Any) -> dict[str, Any]:
+        """The engine's answer. Raises UnavailableError when it takes longer, and what the engine raises."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self.client.engine_query(op, **about)
+        except TimeoutError:
+            raise UnavailableError(f"no answer from the engine within {limit_s:g} s", code="engine_busy") from None
+
+    def states(self, engine: Mapping[str, int]) -> dict[str, int]:
+        """Open requests by state; what is open here and not in the engine's running set yet is queued."""
+        pending, processing = engine.get("pending", 0), engine.get("processing", 0)
+        queued = max(engine.get("queued", 0), self.client.open_requests - pending - processing)
+        return {"queued": queued, "pending": pending, "processing": processing}
+
     def check_admitting(self) -> None:
-        """Raises UnavailableError when nothing new is taken."""
+        """Raises UnavailableError or QueueFullError when nothing new is taken, whatever it is."""
         if self.draining:
             raise UnavailableError("the server is shutting down and takes no new requests", code="draining")
+        self.client.check_alive()
+        self.admission.check_room(self.client.retry_after_s)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError for a model that is not served here; no name means the one that is."""
@@ -82,30 +122,18 @@ class Server:
         """Submits `n` answers to every prompt. Raises WeftError, with nothing left behind."""
         self.check_admitting()
         self.check_model(body.model)
-        self._check_priority(body.priority or 0)
+        priority = body.priority or 0
+        self._check_priority(priority)
         self._check_count(len(prompts), n)
         _check_seed(params.seed, n)
         params.check_vocabulary(self.facts.vocab_size)
-        job = Job(self, request, prompts, n, body.user)
-        deadline_s = None if body.timeout_s is None else job.arrival_s + body.timeout_s
-        options = options or Options()
-        job.submit(
-            TextRequest(
-                request_ids=ids,
-                params=params,
-                text=prompt.text,
-                token_ids=prompt.token_ids,
-                messages=prompt.messages,
-                template_kwargs=options.template_kwargs,
-                stream=bool(body.stream),
-                echo=options.echo,
-                priority=body.priority or 0,
-                arrival_s=job.arrival_s,
-                deadline_s=deadline_s,
-            )
-            for prompt, ids in zip(prompts, job.ids_by_prompt, strict=True)
-        )
-        return job
+        session = session_of(request.headers, self.settings.kv_cache, answers=len(prompts) * n)
+        self.admission.reserve(len(prompts) * n, priority, self.client.retry_after_s)
+        try:
+            return Job(self, request, body, prompts, params, n, session, options or Options())
+        except BaseException:
+            self.admission.free(priority, len(prompts) * n)
+            raise
 
     def _check_priority(self, priority: int) -> None:
         if priority != 0 and not self.settings.scheduler.priority:
@@ -125,9 +153,22 @@ class Server:
 
 
 class Job:
-    """One HTTP request that generates: its ids, its Generation, what it used, and its line in the log."""
+    """One HTTP request that generates: its ids, its Generation, what it used, and its line in the log.
 
-    def __init__(self, server: Server, request: Request, prompts: list[Prompt], n: int, user: str | None) -> None:
+    Making one submits it; whoever does has reserved its places. Raises WeftError, with nothing submitted.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        request: Request,
+        body: schemas.Request,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        n: int,
+        session: Session | None,
+        options: Options,
+    ) -> None:
         self.public_id: int = request.scope[REQUEST_ID]
         self.created = int(time.time())
         self.arrival_s = time.monotonic()
@@ -136,15 +177,34 @@ class Job:
         self.prompts = prompts
         self.index_of = {request_id: index for index, request_id in enumerate(ids)}
         self.n = n
+        self.priority = body.priority or 0
+        self.session = session
         self.ends: dict[int, End] = {}
         self._server = server
         self._path = request.url.path
-        self._user = user
+        self._user = body.user
         self._outcome = "499"
-
-    def submit(self, requests: Any) -> None:
-        self.generation = self._server.client.submit(*requests)
-        self._server.jobs[self.public_id] = self
+        self._last_token_s: dict[int, float] = {}
+        requests = [
+            TextRequest(
+                request_ids=ids,
+                params=params,
+                text=prompt.text,
+                token_ids=prompt.token_ids,
+                messages=prompt.messages,
+                template_kwargs=options.template_kwargs,
+                stream=bool(body.stream),
+                echo=options.echo,
+                priority=self.priority,
+                arrival_s=self.arrival_s,
+                deadline_s=None if body.timeout_s is None else self.arrival_s + body.timeout_s,
+                session_id=None if session is None else session.id,
+                session_ttl_s=None if session is None else session.ttl_s,
+            )
+            for prompt, ids in zip(prompts, self.ids_by_prompt, strict=True)
+        ]
+        self.generation = server.client.submit(*requests, on_end=self._ended)
+        server.jobs[self.public_id] = self
 
     def index(self, delta: TextDelta) -> int:
         """Which choice a delta belongs to. Raises the WeftError that ended it, if one did."""
@@ -154,6 +214,24 @@ class Job:
             if end.state != "completed":
                 raise error_from(end.error) if end.error is not None else EngineError(f"the request ended: {end.state}")
         return self.index_of[delta.request_id]
+
+    def streamed(self, deltas: list[TextDelta]) -> None:
+        """Times the tokens that a stream is about to send."""
+        now = time.monotonic()
+        measures, last = self._server.measures, self._last_token_s
+        for delta in deltas:
+            tokens = len(delta.token_ids)
+            if not tokens:
+                continue
+            if delta.request_id in last:
+                measures.streamed(tokens, now - last[delta.request_id])
+            else:
+                measures.time_to_first_token.observe(now - self.arrival_s)
+            last[delta.request_id] = now
+
+    def open_ids(self) -> list[int]:
+        """Those of its ids that have not ended."""
+        return [request_id for request_id in self.index_of if self._server.client.is_open(request_id)]
 
     def succeeded(self) -> None:
         self._outcome = "200"
@@ -188,13 +266,23 @@ class Job:
             cached += max((end.cached_tokens for end in ends), default=0)
         return prompt, cached, sum(end.completion_tokens for end in self.ends.values())
 
-    def times(self) -> dict[str, float]:
-        """The `weft` object of an answer: seconds in each state, of the slowest choice."""
-        ends = self.ends.values()
-        return {
+    def facts(self) -> dict[str, Any]:
+        """The `weft` object of an answer: seconds of the slowest choice, retractions of all, and the first's miss."""
+        ends = [self.ends[request_id] for request_id in self.index_of if request_id in self.ends]
+        times = {
             name: max((getattr(end, name) for end in ends), default=0.0)
             for name in ("queue_s", "prefill_s", "decode_s")
         }
+        miss = ends[0].miss if ends else None
+        return times | {
+            "retractions": sum(end.retractions for end in ends),
+            "miss": None if miss is None else msgspec.structs.asdict(miss),
+        }
+
+    def _ended(self, request_id: int, end: End | None) -> None:
+        """One of the ids has ended, or was closed before that."""
+        self._server.admission.free(self.priority)
+        self._server.measures.ended(end, time.monotonic() - self.arrival_s)
 
 
 def _check_seed(seed: int | None, n: int) -> None:

@@ -51,15 +51,27 @@ class Gate:
 
 
 class Edge:
-    """The outermost middleware. `new_id` gives the request's id; no key in `api_keys` means open to everybody."""
+    """The outermost middleware.
+
+    `new_id` gives the request's id; no key in `api_keys` means open to everybody; `on_refusal` is told the path and the
+    error of what was refused by its headers alone.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, new_id: Callable[[], int], gate: Gate, max_body_bytes: int, api_keys: Sequence[str]
+        self,
+        app: ASGIApp,
+        *,
+        new_id: Callable[[], int],
+        gate: Gate,
+        max_body_bytes: int,
+        api_keys: Sequence[str],
+        on_refusal: Callable[[str, WeftError], None],
     ) -> None:
         self.app = app
         self.new_id = new_id
         self.gate = gate
         self.max_body_bytes = max_body_bytes
+        self.on_refusal = on_refusal
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,8 +121,9 @@ class _Exchange:
         try:
             try:
                 self._edge.check(self._scope)
-            except BodyTooLargeError:
-                self._refused = True
+            except WeftError as error:
+                self._refused = isinstance(error, BodyTooLargeError)
+                self._edge.on_refusal(self._scope["path"], error)
                 raise
             await self._edge.app(self._scope, self.receive, self.send)
         except WeftError as error:

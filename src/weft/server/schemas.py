@@ -52,6 +52,10 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        """All lists of token ids in it, with the names of their fields."""
+        return []
+
 
 class StreamOptions(Body):
     include_usage: bool | None = None
@@ -141,6 +145,9 @@ class CompletionRequest(OpenAIRequest):
     best_of: Small | None = None
     suffix: None = None
 
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        return [("prompt", prompt.token_ids) for prompt in self.prompt if prompt.token_ids is not None]
+
 
 class NativeSampling(Sampling):
     """`sampling_params` of POST /generate: the names of `SamplingParams`."""
@@ -155,6 +162,10 @@ class GenerateRequest(Request):
     text: Annotated[values.Prompts | None, *_TEXTS] = None
     input_ids: Annotated[values.Prompts | None, *_INPUT_IDS] = None
     sampling_params: NativeSampling | None = None
+
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        prompts = [] if self.input_ids is None else self.input_ids.items
+        return [("input_ids", prompt.token_ids) for prompt in prompts if prompt.token_ids is not None]
 
 
 class TokenizeRequest(Body):
@@ -175,6 +186,9 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: Annotated[list[int], *_TOKENS]
+
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        return [("tokens", self.tokens)]
 
 
 class AbortRequest(Body):

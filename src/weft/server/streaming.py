@@ -106,6 +106,7 @@ class EventStream(Response):
 
     async def _send_deltas(self, send: Send, deltas: list[TextDelta]) -> None:
         chunks = []
+        self._job.streamed(deltas)
         try:
             for delta in deltas:
                 chunks.append(self._writer.add(delta))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 from fastapi import Request, Response
 
 from weft.core.errors import DeadlineError, InvalidRequestError
@@ -41,12 +42,12 @@ async def tokenize(request: Request) -> Response:
         raise InvalidRequestError(text, param="add_special_tokens")
     reply = await _ask(server, query)
     document = {
-        "count": len(reply["tokens"]),
+        "count": reply["count"],
         "max_model_len": server.facts.max_context_tokens,
-        "tokens": reply["tokens"],
+        "tokens": msgspec.Raw(reply["tokens"]),
     }
     if body.return_token_strs:
-        document["token_strs"] = reply["pieces"]
+        document["token_strs"] = msgspec.Raw(reply["pieces"])
     return Response(to_json(document), media_type="application/json")
 
 

@@ -1,6 +1,7 @@
 """Hand-made checks of fields with long or mixed lists; each stops at the first fault and names its place.
 
-All raise InvalidRequestError. They run while a body is parsed, in a thread when it is large.
+All raise InvalidRequestError. What they let through is bounded in its number of objects, because it is packed and
+unpacked on its way to the text process, in one go.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from weft.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 MAX_PROMPTS = 256
 MAX_MESSAGES = 10_000
+MAX_PARTS = 20_000  # of the contents of all messages
+MAX_FREE_VALUES = 20_000  # in all tool calls of a chat, or in template variables
 MAX_DEPTH = 32
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -118,7 +121,7 @@ def template_kwargs(value: Any) -> dict[str, Any]:
     if "add_generation_prompt" in value:
         text = "chat_template_kwargs: add_generation_prompt is a parameter of its own"
         raise InvalidRequestError(text, param="chat_template_kwargs")
-    _check_depth(value, "chat_template_kwargs")
+    _check_free(value, "chat_template_kwargs", 0)
     return value
 
 
@@ -142,10 +145,20 @@ def messages(value: Any) -> list[dict[str, Any]]:
         raise InvalidRequestError("messages: at least one message is needed", param="messages")
     if len(value) > MAX_MESSAGES:
         refuse("messages", f"{len(value)} messages", f"at most {MAX_MESSAGES}")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(value)]
+    parts = free_values = 0
+    for i, message in enumerate(value):
+        where = f"messages[{i}]"
+        _check_message(message, where)
+        content, calls = message.get("content"), message.get("tool_calls")
+        parts += len(content) if isinstance(content, list) else 0
+        if parts > MAX_PARTS:
+            refuse("messages", f"more than {MAX_PARTS} content parts", f"at most {MAX_PARTS}")
+        if calls:
+            free_values = _check_free(calls, f"{where}.tool_calls", free_values)
+    return [_normal(message) for message in value]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict):
         refuse(where, message, "an object with role and content")
     for name, field in message.items():
@@ -164,10 +177,13 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls and (role != "assistant" or not isinstance(calls, list)):
         refuse(f"{where}.tool_calls", calls, "a list, in messages of the assistant")
-    _check_depth(calls, f"{where}.tool_calls")
     _check_content(message.get("content"), role, f"{where}.content")
+
+
+def _normal(message: dict[str, Any]) -> dict[str, Any]:
     result = {name: field for name, field in message.items() if field is not None and name not in _NULL_ONLY}
-    result["role"] = "system" if role == "developer" else role
+    if result["role"] == "developer":
+        result["role"] = "system"
     result.setdefault("content", None)
     return result
 
@@ -185,13 +201,21 @@ def _check_content(content: Any, role: str, where: str) -> None:
             refuse(f"{where}[{j}]", part, "type and text")
 
 
-def _check_depth(value: Any, where: str, left: int = MAX_DEPTH) -> None:
-    """What goes on to other processes must not be nested deeper than every encoder on the way can follow."""
-    if isinstance(value, (list, dict)):
-        if left == 0:
-            raise InvalidRequestError(f"{where}: nested deeper than {MAX_DEPTH} levels", param=where)
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_depth(inner, where, left - 1)
+def _check_free(value: Any, where: str, before: int, left: int = MAX_DEPTH) -> int:
+    """`before` plus the number of values inside.
+
+    What goes on to other processes must not be nested deeper than every encoder on the way can follow.
+    """
+    if not isinstance(value, (list, dict)):
+        return before
+    if left == 0:
+        raise InvalidRequestError(f"{where}: nested deeper than {MAX_DEPTH} levels", param=where)
+    before += len(value)
+    if before > MAX_FREE_VALUES:
+        raise InvalidRequestError(f"{where}: more than {MAX_FREE_VALUES} values inside", param=where)
+    for inner in value.values() if isinstance(value, dict) else value:
+        before = _check_free(inner, where, before, left - 1)
+    return before
 
 
 def _texts(value: Any, param: str) -> Prompts:

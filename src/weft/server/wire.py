@@ -23,7 +23,7 @@ MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have; vLLM's number."""
 
 
-def document(job: Job, prefix: str, kind: str, model: str, choices: list[dict[str, Any]], *, with_times: bool) -> bytes:
+def document(job: Job, prefix: str, kind: str, model: str, choices: list[dict[str, Any]], *, with_facts: bool) -> bytes:
     """A whole answer in OpenAI's form: what all its kinds have in common around their choices."""
     answer: dict[str, Any] = {
         "id": f"{prefix}-{job.public_id}",
@@ -33,9 +33,23 @@ def document(job: Job, prefix: str, kind: str, model: str, choices: list[dict[st
         "choices": choices,
         "usage": usage(job),
     }
-    if with_times:
-        answer["weft"] = job.times()
+    if with_facts:
+        answer["weft"] = job.facts()
     return to_json(answer)
+
+
+class JsonList:
+    """A long list as JSON text, made piece by piece, so that no piece takes long."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def extend(self, values: list[Any]) -> None:
+        if values:
+            self._parts.append(to_json(values)[1:-1])
+
+    def raw(self) -> msgspec.Raw:
+        return msgspec.Raw(b"[" + b",".join(self._parts) + b"]")
 
 
 def usage(job: Job) -> dict[str, Any]:
@@ -73,7 +87,7 @@ class TextLogprobs:
 
     def take(self, entries: list[TextLogprob]) -> dict[str, list[Any]]:
         """The lists for these tokens, which follow those of the last call."""
-        result = _empty_lists()
+        result = empty_lists()
         for entry in entries:
             offset = self._offset_of(entry.token_bytes)
             _append(result, entry.token, max(entry.logprob, MIN_LOGPROB), _top(entry), offset)
@@ -93,7 +107,7 @@ class TextLogprobs:
         known = [entry for entry in entries if entry is not None]
         rest = b"".join(entry.token_bytes for entry in known).decode("utf-8", "replace")
         first = text.removesuffix(rest) if text.endswith(rest) else ""
-        result = _empty_lists()
+        result = empty_lists()
         if len(known) < len(entries):
             _append(result, first, None, None, 0)
             self._offset += len(first)
@@ -103,14 +117,14 @@ class TextLogprobs:
 
 
 def join_lists(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    result = _empty_lists()
+    result = empty_lists()
     for part in parts:
         for name, values in part.items():
             result[name] += values
     return result
 
 
-def _empty_lists() -> dict[str, list[Any]]:
+def empty_lists() -> dict[str, list[Any]]:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
@@ -133,20 +147,20 @@ def _top(entry: TextLogprob) -> dict[str, float]:
 class ChunkHead:
     """The constant start of every chunk of one stream, and its last chunks."""
 
-    def __init__(self, job: Job, answer_id: str, kind: str, model: str, *, with_usage: bool, with_times: bool) -> None:
+    def __init__(self, job: Job, answer_id: str, kind: str, model: str, *, with_usage: bool, with_facts: bool) -> None:
         fields = {"id": answer_id, "object": kind, "created": job.created, "model": model}
         self._start = b"data: " + to_json(fields)[:-1] + b',"choices":['
         self.choice = self._start + b'{"index":'
         self.end = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
         self._job = job
         self._with_usage = with_usage
-        self._with_times = with_times
+        self._with_facts = with_facts
 
     def tail(self) -> bytes:
         """The chunk without choices for what was asked for: `usage`, `weft`; and the end of the stream."""
         extra: dict[str, Any] = {}
         if self._with_usage:
             extra["usage"] = usage(self._job)
-        if self._with_times:
-            extra["weft"] = self._job.times()
+        if self._with_facts:
+            extra["weft"] = self._job.facts()
         return self._start + b"]," + to_json(extra)[1:] + b"\n\n" + DONE if extra else DONE

@@ -96,7 +96,18 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a chat; the template alone decides on special tokens.
+        """Token ids of a chat; the template alone decides on special tokens. Arguments and errors of `chat_text`."""
+        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs)
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A chat as the text of one prompt.
 
         `template_kwargs` go to the template; `tools` and `documents` among them are the lists of those names. Errors:
         `InvalidRequestError` if there is no template, the template refuses, or a message is malformed.
@@ -109,8 +120,7 @@ class Tokenizer:
         if "add_generation_prompt" in extra:
             message = "add_generation_prompt is a field of its own, not a template variable"
             raise InvalidRequestError(message, param="chat_template_kwargs")
-        text = self.chat.render(messages, add_generation_prompt=add_generation_prompt, **extra)
-        return self.encode(text, add_special_tokens=False)
+        return self.chat.render(messages, add_generation_prompt=add_generation_prompt, **extra)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Unknown ids give nothing; bytes that form no character give U+FFFD."""
