@@ -26,7 +26,7 @@ def get(url: str) -> str:
 
 def stream(host: str, port: int, prompt_tokens: int, max_tokens: int, salt: int) -> socket.socket:
     """A request whose answer nobody has read yet."""
-    prompt = [10 + (salt * 7919 + k * 31) % 5000 for k in range(prompt_tokens)]
+    prompt = [10 + (salt * 7919 + k * 31 + k * k) % 1500 for k in range(prompt_tokens)]
     body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}).encode()
     connection = socket.create_connection((host, port))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -83,7 +83,8 @@ def main() -> None:
         metrics = get(f"{url}/metrics")
         for name in ("weft_abort_latency_seconds", "weft_step_time_seconds"):
             count, total, buckets = histogram(metrics, name)
-            within = " ".join(f"≤{bound * 1e3:g} ms: {part / count:.0%}" for bound, part in buckets if part)
+            shown = [pair for pair, (_, below) in zip(buckets, [(0.0, 0.0), *buckets], strict=False) if below < count]
+            within = ", ".join(f"≤{bound * 1e3:g} ms: {part / count:.0%}" for bound, part in shown if part)
             print(f"{name}: {count:.0f} measured, mean {total / count * 1e3:.2f} ms; {within}")
     finally:
         server.terminate()
