@@ -187,6 +187,65 @@ def doctor(
     raise typer.Exit(0 if report(settings, check_model=model is not None) else 1)
 
 
+@app.command()
+@reports_errors
+def simulate(
+    trace: Annotated[Path | None, typer.Argument(help="A trace of `weft serve --record`, to be replayed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Decides everything; 0 without it.")] = None,
+    requests: Annotated[int | None, typer.Option(help="How many; 1000 without it.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="A..B", help="Many seeds, one run each.")] = None,
+    runs: Annotated[int | None, typer.Option(help="So many seeds from --seed on, one run each.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes for many seeds; all processors without it.")] = None,
+    faults: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="all, none, or some of cancel, timeout, crash, bad-row, slow-reader, tiny-pool, clock, flush; "
+            "each may have a share, as in cancel=0.3.",
+        ),
+    ] = None,
+    vary: Annotated[bool, typer.Option("--vary", help="Limits, sizes and policies come from the seed too.")] = False,
+    check: Annotated[str | None, typer.Option(help="Prove all invariants after every step, or every event.")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Who comes, as in rate=20,arrivals=bursty.")
+    ] = None,
+    cost: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SECONDS", help="gpu, cpu, or how long parts of a step take.")
+    ] = None,
+    slo: Annotated[list[str] | None, typer.Option(metavar="NAME=SECONDS", help="For goodput: ttft=1,itl=0.1.")] = None,
+    config: Config = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of scheduler, kv_cache or a limit of http."),
+    ] = None,
+    record: Annotated[Path | None, typer.Option(help="Also write a trace of the run.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Print tables too, and draw the run into this SVG file.")] = None,
+) -> None:
+    """Run the real scheduler and cache on a virtual clock, with faults; or replay a trace."""
+    from weft.commands.simulate import Asked
+    from weft.commands.simulate import simulate as run
+
+    asked = Asked(
+        trace=trace,
+        seed=seed,
+        requests=requests,
+        seeds=seeds,
+        runs=runs,
+        jobs=jobs,
+        faults=faults,
+        vary=vary,
+        check=check,
+        workload=tuple(workload or ()),
+        cost=tuple(cost or ()),
+        slo=tuple(slo or ()),
+        config=config,
+        sets=tuple(sets or ()),
+        record=record,
+        report=report,
+    )
+    raise typer.Exit(run(asked))
+
+
 def _version(value: bool) -> None:
     if value:
         from weft import __version__

@@ -101,7 +101,10 @@ def test_promised_values_that_are_not_there_yet(key, value):
         ({"WEFT_HTP__PORT": "1"}, "unknown setting htp.port (environment WEFT_HTP__PORT); did you mean http.port?"),
         ({"WEFT_HTTP_PORT": "1"}, "environment WEFT_HTTP_PORT: did you mean WEFT_HTTP__PORT?"),
         ({"WEFT_http__port": "1"}, "environment WEFT_http__port: did you mean WEFT_HTTP__PORT?"),
-        ({"WEFT_BACKEND__DETERMINISTIC": "1"}, "backend.deterministic: not available in this version (environment WEFT_BACK"),
+        (
+            {"WEFT_BACKEND__DETERMINISTIC": "1"},
+            "backend.deterministic: not available in this version (environment WEFT_BACK",
+        ),
         ({"WEFT_HTTP__PORT": "x"}, "http.port: 'x' is not allowed"),
     ],
 )

@@ -62,9 +62,7 @@ def test_against_a_model(policy: EvictionPolicy) -> None:
     rng = np.random.default_rng(0)
     tree = RadixTree(policy=policy)
     facts: dict[int, list[int]] = {}  # name -> [born, uses, last used]
-    time = 0
-    for _ in range(600):
-        time += 1
+    for time in range(1, 601):
         name = int(rng.integers(1, 40))
         if name not in facts:
             insert(tree, name)

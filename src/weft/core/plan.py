@@ -78,7 +78,7 @@ class StepPlan:
         seq_lens: int32 [R], tokens of each row after this step; the row's new tokens are its last `extend_lens`.
         token_ids, positions, slots: int32 [T], rows one after another; `slots` is where each token's K and V go. A
             token id of `IN_FLIGHT` is the one that the step before this samples for the same table row.
-        page_table: int32 [R, max(seq_lens)], slot of every position, this step's included; what is beyond a row's length
+        page_table: int32 [R, max(seq_lens)], slot of every position, this step's included; what is beyond a row's
             means nothing.
         emits: bool [R], whether the row's last token yields a new one (false for all but the last prompt chunk).
         sampling: one entry per emitting row, in row order.

@@ -1,0 +1,92 @@
+"""The fake engine's model, whole steps at a time: the same tokens as `FakeBackend`, fast enough for millions of steps.
+
+The "KV" of a token is a number made of token and position, and the next token is a hash of all of them. A row reads
+every slot of its page table, so one wrong, stale or missing slot anywhere changes its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from weft.backends.steps import TokenPool
+from weft.core.plan import Int32s, Int64s, StepPlan, StepResult, UInt64s
+
+_ONE = np.uint64(1)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_STEPS = tuple((np.uint64(s), np.uint64(f)) for s, f in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)))
+_LAST, _HALF = np.uint64(31), np.uint64(32)
+
+
+def mix(values: UInt64s) -> UInt64s:
+    """As the fake backend's, splitmix64's finisher; `values` is overwritten."""
+    values *= _GOLDEN
+    values += _GOLDEN
+    for shift, factor in _STEPS:
+        values ^= values >> shift
+        values *= factor
+    values ^= values >> _LAST
+    return values
+
+
+def kv_values(tokens: Int32s | Int64s, positions: Int32s | Int64s) -> UInt64s:
+    """uint64 [T], as the fake backend's: what is stored for each token at its position."""
+    return mix((positions.astype(np.uint64) << _HALF) | tokens.astype(np.uint64))
+
+
+def choose(
+    totals: UInt64s, seeds: UInt64s, indices: Int64s, vocab: int, banned: Mapping[int, tuple[int, ...]] | None = None
+) -> Int64s:
+    """int64 [R], the tokens that follow R sequences.
+
+    Args:
+        totals: sum of `kv_values` over each sequence. seeds, indices: 0 for greedy rows. banned: row -> tokens.
+    """
+    salts = mix(np.concatenate([seeds, indices.astype(np.uint64)]))
+    rows = len(totals)
+    states = mix(totals ^ salts[:rows] ^ (salts[rows:] >> _ONE))
+    tokens = (states % np.uint64(vocab)).astype(np.int64)
+    for row, tokens_banned in (banned or {}).items():
+        while int(tokens[row]) in tokens_banned:
+            mix(states[row : row + 1])
+            tokens[row] = int(states[row] % np.uint64(vocab))
+    return tokens
+
+
+def total_of(tokens: Int32s) -> np.uint64:
+    """The sum that `choose` takes, of one sequence."""
+    values: np.uint64 = np.add.reduce(kv_values(tokens, np.arange(len(tokens), dtype=np.int32)), dtype=np.uint64)
+    return values
+
+
+class HashModel:
+    """Computes plans over a pool of `num_slots`."""
+
+    def __init__(self, vocab: int, num_slots: int) -> None:
+        self._vocab = vocab
+        self._kv = np.zeros(num_slots + 1, dtype=np.uint64)  # the last one stays zero: what is beyond a row's end
+        self._nothing = num_slots
+        self._pool = TokenPool()
+
+    def forward(self, plan: StepPlan) -> StepResult:
+        """Tokens of one step; steps come in the order of their plans."""
+        self._pool.resolve(plan)
+        self._kv[plan.slots] = kv_values(plan.token_ids, plan.positions)
+        tokens = np.full(plan.num_rows, -1, dtype=np.int32)
+        if plan.sampling:
+            rows = np.array([s.row for s in plan.sampling])
+            tokens[rows] = self._sample(plan, rows)
+        self._pool.store(plan, tokens)
+        return StepResult(tokens)
+
+    def _sample(self, plan: StepPlan, rows: Int64s) -> Int64s:
+        table, lens = plan.page_table, plan.seq_lens
+        if len(rows) < plan.num_rows:
+            table, lens = table[rows], lens[rows]
+        within = np.arange(table.shape[1], dtype=np.int32)[None, :] < lens[:, None]
+        totals = np.add.reduce(self._kv[np.where(within, table, self._nothing)], axis=1, dtype=np.uint64)
+        seeds = np.array([0 if s.params.temperature == 0.0 else s.seed for s in plan.sampling], dtype=np.uint64)
+        indices = np.array([0 if s.params.temperature == 0.0 else s.output_index for s in plan.sampling])
+        banned = {i: s.banned for i, s in enumerate(plan.sampling) if s.banned}
+        return choose(totals, seeds, indices, self._vocab, banned)
