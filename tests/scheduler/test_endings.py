@@ -239,6 +239,22 @@ def test_a_place_that_becomes_free_is_filled_in_the_next_plan() -> None:
     assert ids(step(walk)) == [2]
 
 
+def test_a_place_left_by_a_deadline_is_filled_in_the_same_plan() -> None:
+    """Found by the simulator: nothing was planned although somebody waited, until the next arrival or timer."""
+    walk = new_walk(max_batch_size=1, max_concurrent_requests=1)
+    first = add(walk, tokens(8))
+    late = add(walk, tokens(8, start=2), timeout_s=1.0)
+    third = add(walk, tokens(8, start=3))
+    plan = walk.begin_step()
+    walk.scheduler.abort(first.request_id)
+    assert walk.begin_step() is None  # its place in the batch is taken until its step has landed
+    assert late.state is RequestState.PENDING
+    walk.clock.advance(2.0)
+    walk.end_step(plan)
+    assert ids(step(walk)) == [third.request_id]
+    assert late.state is RequestState.TIMEOUT
+
+
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**64 - 1])
 def test_a_seed_fixes_the_tokens_whatever_runs_beside(seed: int) -> None:
     texts = []

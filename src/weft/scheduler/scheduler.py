@@ -89,6 +89,8 @@ class Scheduler(Roster):
             prompts, riding, mode = self._choose(decoding)
             if prompts or riding:
                 return self._depart(prompts, riding, mode)
+            if self.queued and self._places > 0:
+                continue  # somebody's time ran out just now, and left a place
             if self._flights or not (self.running or self.num_pending):
                 return None
             self._yield_room()
