@@ -39,6 +39,7 @@ from weft.ipc.messages import (
     decode_to_engine,
 )
 from weft.ipc.sockets import Endpoints, Inbox, Outbox
+from weft.launch.garbage import settle
 from weft.launch.heartbeat import heartbeat_interval_s
 
 logger = logging.getLogger(__name__)
@@ -199,5 +200,6 @@ def main(
     """Runs the engine; what has to be done when the process is told to end is added to `on_end`."""
     process = EngineProcess(settings, Endpoints(folder, num_text), context)
     process.load()
+    settle()
     on_end.append(process.end_recording)
     process.run()

@@ -28,6 +28,7 @@ from weft.config.settings import Settings
 from weft.core.errors import SettingsError, UnavailableError
 from weft.engine.client import EngineClient, ModelFacts, StartError
 from weft.launch.children import Children, new_endpoints
+from weft.launch.garbage import settle
 from weft.server.app import create_app
 
 logger = logging.getLogger(__name__)
@@ -156,6 +157,7 @@ class Supervisor:
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await server.listening.wait()
+        settle()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(

@@ -45,6 +45,7 @@ from weft.ipc.messages import (
     decode_to_text,
 )
 from weft.ipc.sockets import Endpoints, Inbox, Outbox
+from weft.launch.garbage import settle
 from weft.launch.heartbeat import heartbeat_interval_s
 from weft.text.tokenizer import Tokenizer
 
@@ -219,4 +220,6 @@ def _context_tokens(settings: Settings) -> int:
 
 
 def main(settings: Settings, folder: Path, num_text: int, index: int, context: zmq.Context[Any]) -> None:
-    TextProcess(settings, Endpoints(folder, num_text), index, context).run()
+    process = TextProcess(settings, Endpoints(folder, num_text), index, context)
+    settle()
+    process.run()
