@@ -39,6 +39,10 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STEPS = 3
 CHECK_INTERVAL_S = 5.0
 """An idle engine proves its invariants at most this often, and only if it has worked since."""
+CHECK_QUIET_S = 0.25
+"""Idle: the last step was planned so long ago. A proof over millions of slots takes a while, and holds up who comes."""
+CHECK_SHARE = 0.005
+"""At most this share of the time goes into proofs."""
 
 
 class EngineDead(EngineError):
@@ -70,6 +74,7 @@ class EngineCore:
         self._next_scan_s = 0.0
         self._next_check_s = 0.0
         self._unproven = False
+        self._planned_s = 0.0
         self._refused: list[TokenOutput] = []
         self._recorder: Recorder | None = None
 
@@ -172,9 +177,11 @@ class EngineCore:
         if self._recorder is not None:
             self._recorder.expire(now)
         self.scheduler.expire()
-        if self._unproven and not self.scheduler.has_work and now >= self._next_check_s:
+        quiet = not self.scheduler.has_work and now >= self._planned_s + CHECK_QUIET_S
+        if self._unproven and quiet and now >= self._next_check_s:
+            start_s = time.perf_counter()
             self._prove()
-            self._next_check_s = now + CHECK_INTERVAL_S
+            self._next_check_s = now + max(CHECK_INTERVAL_S, (time.perf_counter() - start_s) / CHECK_SHARE)
 
     def begin(self) -> StepPlan | None:
         """The next step to compute; None when nothing can run before something else happens."""
@@ -189,6 +196,7 @@ class EngineCore:
             self.facts.schedule_time.observe(time.perf_counter() - start_s)
             self.facts.batch = (plan.num_rows, plan.num_tokens)
             self._unproven = True
+            self._planned_s = now
         return plan
 
     def land(self, landing: Landing) -> None:
