@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.shapes import DEMO
 from tests.launch.worker import Worker
 
-CONTEXT_TOKENS = 2_000_000
 SETTLE_S = 0.5
 
 Body = Callable[[], tuple[str, bytes]]
@@ -147,19 +146,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--context", type=int, default=131072, help="longest sequence, in tokens")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model, file = Path(folder) / "model", Path(folder) / "body"
-        _copy_model(model)
-        with Worker(str(model), "--set", f"kv_cache.max_items={2 * CONTEXT_TOKENS}") as worker:
+        _copy_model(model, options.context)
+        with Worker(str(model), "--set", f"kv_cache.max_items={2 * options.context}") as worker:
             _report(worker.url, options.only, options.rounds, file)
 
 
-def _copy_model(folder: Path) -> None:
-    """The demo model's tokenizer with a context that no body here is too long for."""
+def _copy_model(folder: Path, context_tokens: int) -> None:
+    """The demo model's tokenizer with a context of this length."""
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.gguf"))
     config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = CONTEXT_TOKENS
+    config["max_position_embeddings"] = context_tokens
     (folder / "config.json").write_text(json.dumps(config))
 
 
