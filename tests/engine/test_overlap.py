@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from weft.backends.base import Backend
 from weft.backends.fake.backend import FakeBackend
 from weft.backends.registry import BUNDLED_MODEL
 from weft.backends.steps import StepCancelled, TokenPool
+from weft.core.errors import ModelLoadError
 from weft.core.plan import StepPlan, StepResult
 from weft.core.sampling import SamplingParams
 from weft.engine.core import EngineCore
@@ -214,8 +216,6 @@ def test_an_idle_engine_finds_a_breach_counts_it_and_starts_its_cache_afresh() -
 
 
 def test_the_runner_computes_in_order_and_wakes_the_loop() -> None:
-    import threading
-
     backend = FakeBackend(vocab_size=400)
     core = EngineCore(fake_settings("scheduler.overlap=true"), backend)
     core.load()
@@ -245,3 +245,17 @@ def test_the_token_pool_grows_with_its_rows() -> None:
     plan = pump.flights[0]
     pool.store(plan, np.arange(plan.num_rows, dtype=np.int32))
     assert pool._last[plan.table_rows].tolist() == list(range(plan.num_rows))
+
+
+def test_the_thread_of_the_steps_does_other_work_too() -> None:
+    """Loading in another thread costs libgomp's spinning, and so half of the prefill speed (docs/benchmarks.md)."""
+    runner = StepRunner(FakeBackend(vocab_size=400), lambda: lambda: None)
+    name = runner.call(lambda: threading.current_thread().name)
+    assert name == "steps"
+
+    def broken() -> None:
+        raise ModelLoadError("no such model")
+
+    with pytest.raises(ModelLoadError, match="no such model"):
+        runner.call(broken)
+    assert runner.call(lambda: 1) == 1

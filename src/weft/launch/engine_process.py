@@ -57,6 +57,7 @@ class EngineProcess:
         self._endpoints = endpoints
         self._inbox = Inbox(context, endpoints.engine, decode_to_engine)
         self._inbox.bind(endpoints.engine_thread)
+        self._runner = StepRunner(self._core.backend, self._make_wake)
         self._api = Outbox(context, endpoints.api)
         self._texts = [Outbox(context, endpoints.text(i)) for i in range(endpoints.num_text)]
         self._reply_to: dict[int, int] = {}
@@ -66,7 +67,7 @@ class EngineProcess:
     def load(self) -> None:
         """Loads the model and says so. Raises what `EngineCore.load` raises."""
         with _progress_bar() as progress:
-            self._core.load(progress)
+            self._runner.call(lambda: self._core.load(progress))
         core = self._core
         self._api.send(
             Ready(
@@ -91,7 +92,7 @@ class EngineProcess:
         self._core.end_recording()
 
     def run(self) -> None:
-        core, runner = self._core, StepRunner(self._core.backend, self._make_wake)
+        core, runner = self._core, self._runner
         while True:
             for message in self._inbox.receive(self._idle_s()):
                 self._handle(message)
