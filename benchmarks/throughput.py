@@ -2,6 +2,7 @@
 
     python benchmarks/throughput.py --model demo
     python benchmarks/throughput.py --model qwen3-0.6b --folder /tmp/qwen3-0.6b
+    python benchmarks/throughput.py --against scheduler.overlap=true
 
 Work: N streams at once, each 32 random tokens in and 64 out (`ignore_eos`), and one prompt of 1,024 tokens with one
 token out, cache flushed before. Rounds alternate between the two, the median counts. Time runs from the first send to
@@ -38,8 +39,8 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
 class Weft:
     """The server under test."""
 
-    def __init__(self, folder: Path) -> None:
-        self._worker = Worker(str(folder), backend="torch")
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self._worker = Worker(str(folder), *(w for s in settings for w in ("--set", s)), backend="torch")
         self._worker.__enter__()
 
     def generate(self, batch: list[list[int]], max_tokens: int) -> tuple[float, list[list[int]]]:
@@ -121,20 +122,19 @@ def main() -> None:
     parser.add_argument("--model", choices=["demo", "qwen3-0.6b"], default="demo")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/weft-bench-qwen3-0.6b"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--against", metavar="KEY=VALUE", help="the peer is Weft with this setting")
     arguments = parser.parse_args()
     folder = DEMO if arguments.model == "demo" else write_qwen3_06b(arguments.folder)
     engines: dict[str, Weft | Transformers] = {"weft": Weft(folder)}
-    if not arguments.no_peer:
-        engines["transformers"] = Transformers(folder)
+    peer = arguments.against or "transformers"
+    engines[peer] = Weft(folder, peer) if arguments.against else Transformers(folder)
     try:
         print(f"| {arguments.model} | {' | '.join(engines)} | ratio |")
         print("|---" * (len(engines) + 2) + "|")
         for name, rates in measure(engines, arguments.rounds):
-            ratio = f"{rates['weft'] / rates['transformers']:.2f}" if "transformers" in rates else ""
-            print(f"| {name} | {' | '.join(f'{rate:.0f}' for rate in rates.values())} | {ratio} |", flush=True)
-        if len(engines) > 1:
-            print(agreement(engines))
+            ratio = rates["weft"] / rates[peer]
+            print(f"| {name} | {' | '.join(f'{rate:.0f}' for rate in rates.values())} | {ratio:.2f} |", flush=True)
+        print(agreement(engines))
     finally:
         for engine in engines.values():
             engine.close()
