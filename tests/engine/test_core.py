@@ -206,7 +206,7 @@ def test_abort_of_some_of_all_and_of_unknown_ones() -> None:
     engine.core.abort([2, 77])
     engine.step()
     assert set(engine.ends) == {2}
-    engine.core.abort(None)
+    engine.core.abort([request.request_id for request in engine.core.scheduler.live])
     engine.take(engine.core.take_outputs())
     assert {k: end.state for k, end in engine.ends.items()} == dict.fromkeys(range(1, 6), "cancelled")
     engine.core.abort([2])

@@ -56,7 +56,7 @@ MESSAGES: list[tuple[Callable[[bytes], object], object]] = [
     (decode_to_text, TextRequest([1], PARAMS, messages=[{"role": "user"}], template_kwargs={"thinking": False})),
     (decode_to_text, TextQuery(4, "detokenize", token_ids=[5])),
     (decode_to_text, TokenBatch([TokenOutput(1, [7], [ITEM], [ITEM], end_token=7, end=END), TokenOutput(2)])),
-    (decode_to_text, Abort(None)),
+    (decode_to_text, Abort([])),
     (decode_to_engine, Submit(1, b"\1\0\0\0", PARAMS, reply_to=1, priority=2, arrival_s=1.5)),
     (decode_to_engine, Finish(3)),
     (decode_to_engine, Abort([1, 2])),

@@ -34,11 +34,11 @@ def test_order_is_kept_and_one_call_takes_all(tmp_path: Path, context: zmq.Conte
     assert list(inbox.receive(0.0)) == []
     for number in range(3000):  # more than a socket's usual high-water mark
         outbox.send(Finish(number))
-    outbox.send(Abort(None))
+    outbox.send(Abort([1]))
     received: list[object] = []
-    while not received or received[-1] != Abort(None):
+    while not received or received[-1] != Abort([1]):
         received += inbox.receive(5.0)
-    assert received == [*(Finish(number) for number in range(3000)), Abort(None)]
+    assert received == [*(Finish(number) for number in range(3000)), Abort([1])]
     outbox.close()
     inbox.close()
 

@@ -83,6 +83,23 @@ def _split_loses_locks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RadixTree, "_split", buggy)
 
 
+def _split_loses_leases(patch: pytest.MonkeyPatch) -> None:
+    """The new upper part of a split edge is not leased, although the lower one is."""
+    original = RadixTree._split
+
+    def buggy(self: RadixTree, node: Node, at: int) -> Node:
+        upper = original(self, node, at)
+        upper.leases = 0
+        return upper
+
+    patch.setattr(RadixTree, "_split", buggy)
+
+
+def _lease_kept_forever(patch: pytest.MonkeyPatch) -> None:
+    """The end of a lease is forgotten in the tree."""
+    patch.setattr(RadixTree, "end_lease", lambda self, node: None)
+
+
 def _no_remap(patch: pytest.MonkeyPatch) -> None:
     """Two prompts computed the same prefix; the loser's slots are freed, but its table still points at them."""
     original = PrefixCache.cache_unfinished
@@ -96,7 +113,17 @@ def _no_remap(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant", [_double_free, _silent_double_free, _missing_unlock, _wrong_split, _split_loses_locks, _no_remap]
+    "plant",
+    [
+        _double_free,
+        _silent_double_free,
+        _missing_unlock,
+        _wrong_split,
+        _split_loses_locks,
+        _split_loses_leases,
+        _lease_kept_forever,
+        _no_remap,
+    ],
 )
 def test_planted_bug_is_caught(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

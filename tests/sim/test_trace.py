@@ -14,7 +14,7 @@ from tests.sim.rig import system
 from weft.core.errors import SettingsError
 from weft.core.sampling import SamplingParams
 from weft.engine import trace
-from weft.engine.trace import Add, Recorder, TraceFile
+from weft.engine.trace import Add, Recorder, TraceFile, keep_older
 
 PROMPT = np.arange(5, dtype=np.int32)
 
@@ -103,3 +103,12 @@ def test_closing_ends_the_thread(tmp_path: Path) -> None:
     assert any(thread.name == "trace" for thread in threading.enumerate())
     recorder.close()
     assert not any(thread.name == "trace" for thread in threading.enumerate())
+
+
+def test_an_older_trace_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    keep_older(path)  # there is none
+    for text in ("first", "second"):
+        path.write_text(text)
+        keep_older(path)
+    assert not path.exists() and (tmp_path / "trace.1").read_text() == "second"

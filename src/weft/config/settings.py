@@ -292,7 +292,7 @@ class EngineSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
         NonEmpty | None,
         Meta(
             description="File to which every arrival and every decision is written, for `weft simulate FILE`. It "
-            "contains the prompts' tokens. `null`: nothing is written."
+            "contains the prompts' tokens. A file that is there gets `.1` at its end. `null`: nothing is written."
         ),
     ] = None
     restart: Annotated[

@@ -29,7 +29,7 @@ from weft.core.sampling import SamplingParams
 from weft.engine.facts import Facts
 from weft.engine.runner import Landing, run_step
 from weft.engine.sizing import resolve_context, resolve_depth, resolve_kv_slots, resolve_limits
-from weft.engine.trace import CacheShape, Header, ModelFacts, Recorder
+from weft.engine.trace import CacheShape, Header, ModelFacts, Recorder, keep_older
 from weft.ipc.errors import error_info
 from weft.ipc.messages import CacheMissInfo, End, LogprobItem, Submit, TokenOutput
 from weft.scheduler.scheduler import Scheduler, Update
@@ -112,7 +112,9 @@ class EngineCore:
         self.backend.allocate_kv(self.scheduler.cache.capacity)
         self.facts = Facts(self.scheduler, self.geometry.kv_bytes_per_token)
         if self.settings.engine.record is not None:
-            self._recorder = Recorder(Path(self.settings.engine.record), header)
+            path = Path(self.settings.engine.record)
+            keep_older(path)  # with `engine.restart`, it tells why this engine had to start
+            self._recorder = Recorder(path, header)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -138,13 +140,13 @@ class EngineCore:
             end = End("rejected", error=error_info(error))
             self._refused.append(TokenOutput(message.request_id, end=end))
 
-    def abort(self, request_ids: list[int] | None, since_s: float | None = None) -> None:
-        """Cancels requests (None: all); ids that are not known (any more) are ignored.
+    def abort(self, request_ids: list[int], since_s: float | None = None) -> None:
+        """Cancels requests; ids that are not known (any more) are ignored.
 
         `since_s` is when that was wanted, on the engine's clock.
         """
         now = self._now.refresh()
-        for request_id in request_ids if request_ids is not None else [r.request_id for r in self.scheduler.live]:
+        for request_id in request_ids:
             if self._recorder is not None:
                 self._recorder.abort(now, request_id, since_s)
             self.scheduler.abort(request_id, since_s)

@@ -245,6 +245,15 @@ def _params(params: SamplingParams) -> msgspec.Raw:
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
+def keep_older(path: Path) -> None:
+    """Renames a trace that is there already to `path` with `.1` at its end. Raises SettingsError."""
+    if path.is_file() and path.stat().st_size:
+        try:
+            path.replace(path.with_name(path.name + ".1"))
+        except OSError as error:
+            raise SettingsError(f"--record {path}: {error.strerror}") from error
+
+
 class Recorder:
     """Writes a trace. All methods but `close` belong to the engine's thread; none of them raises.
 

@@ -60,7 +60,8 @@ class TextRequest(_Message):
 class TextQuery(_Message):
     """A question to the text process; its answer is a QueryReply with the same `call_id`.
 
-    tokenize: `text` or `messages` -> {"tokens": [...], "pieces": [...]}; detokenize: `token_ids` -> {"text": ...}.
+    tokenize: `text` or `messages` -> {"tokens": [...], "pieces": [...], "count": n}, lists as JSON text in bytes;
+    detokenize: `token_ids` -> {"text": ...}.
     """
 
     call_id: int
@@ -93,12 +94,12 @@ class Finish(_Message):
 
 
 class Abort(_Message):
-    """The client is gone or does not want these requests any more; None: all.
+    """The client is gone or does not want these requests any more.
 
     `sent_s`: when that was known, on the system's monotonic clock; `abort_latency` is measured from here.
     """
 
-    request_ids: list[int] | None = None
+    request_ids: list[int]
     sent_s: float | None = None
 
 

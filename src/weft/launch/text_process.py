@@ -149,10 +149,9 @@ class TextProcess:
     def _abort(self, message: Abort) -> None:
         """Ends what has not been submitted; the engine, which has heard of it already, ends the rest."""
         with self._lock:
-            ids = list(self._waiting) if message.request_ids is None else message.request_ids
-            cancelled = [request_id for request_id in ids if request_id in self._waiting]
+            cancelled = [request_id for request_id in message.request_ids if request_id in self._waiting]
             self._waiting.difference_update(cancelled)
-            others = set(ids).difference(cancelled)
+            others = set(message.request_ids).difference(cancelled)
             submitted = [request_id for request_id in others if self._worker.is_open(request_id)]
             if submitted:  # its Submit may have left after that Abort
                 self._engine.send(Abort(submitted, sent_s=message.sent_s))
