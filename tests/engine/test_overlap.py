@@ -249,7 +249,8 @@ def test_the_token_pool_grows_with_its_rows() -> None:
 
 def test_the_thread_of_the_steps_does_other_work_too() -> None:
     """Loading in another thread costs libgomp's spinning, and so half of the prefill speed (docs/benchmarks.md)."""
-    runner = StepRunner(FakeBackend(vocab_size=400), lambda: lambda: None)
+    woken = threading.Event()
+    runner = StepRunner(FakeBackend(vocab_size=400), lambda: woken.set)
     name = runner.call(lambda: threading.current_thread().name)
     assert name == "steps"
 
@@ -259,3 +260,4 @@ def test_the_thread_of_the_steps_does_other_work_too() -> None:
     with pytest.raises(ModelLoadError, match="no such model"):
         runner.call(broken)
     assert runner.call(lambda: 1) == 1
+    assert not woken.is_set()  # the socket that wakes the loop may be gone when loading has failed

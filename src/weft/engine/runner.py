@@ -51,7 +51,7 @@ class StepRunner:
     def __init__(self, backend: Backend, make_wake: Callable[[], Callable[[], None]]) -> None:
         self._backend = backend
         self._make_wake = make_wake
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[StepPlan | Callable[[], None]] = queue.SimpleQueue()
         self._landings: queue.SimpleQueue[Landing] = queue.SimpleQueue()
         self._in_flight: dict[int, StepPlan] = {}
         self._since_s = 0.0
@@ -70,7 +70,7 @@ class StepRunner:
         if not self._in_flight:
             self._since_s = time.monotonic()
         self._in_flight[plan.step] = plan
-        self._jobs.put(lambda: self._landings.put(run_step(self._backend, plan)))
+        self._jobs.put(plan)
 
     def call(self, function: Callable[[], T]) -> T:
         """What `function` returns or raises, in the thread of the steps."""
@@ -98,5 +98,9 @@ class StepRunner:
     def _run(self) -> None:
         wake = self._make_wake()
         while True:
-            self._jobs.get()()
-            wake()
+            job = self._jobs.get()
+            if isinstance(job, StepPlan):
+                self._landings.put(run_step(self._backend, job))
+                wake()
+            else:
+                job()
