@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,10 @@ def answers(connection: socket.socket) -> bool:
     """Whether a request on this connection is answered; False when it was closed."""
     try:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        return connection.recv(4096).startswith(b"HTTP/1.1 200")
-    except OSError:
+        answer = HTTPResponse(connection)
+        answer.begin()
+        return answer.status == 200 and bool(answer.read())
+    except (OSError, HTTPException):
         return False
 
 
