@@ -72,7 +72,8 @@ class Children:
                 start_new_session=True,  # Ctrl-C at a terminal is the supervisor's to handle
             )
             assert process.stdin is not None
-            with contextlib.suppress(ConnectionError):  # it is dead already; its watcher will say so
+            # It may be dead already (uvloop then raises RuntimeError); its watcher will say so.
+            with contextlib.suppress(ConnectionError, RuntimeError):
                 process.stdin.write(line)
                 await process.stdin.drain()
             self._processes[name] = process
