@@ -37,12 +37,13 @@ class Shape:
     ratio: float = 0.7  # of what requests may still produce, how much admission reserves at first
     eviction_policy: str = "lru"
     eviction_threshold: float = 1.0
+    num_sequences: int | None = None  # KV under sequence ids instead of in slots
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Shape:
         page_size = int(rng.choice([1, 1, 2, 16, 64]))
         concurrent = int(rng.integers(1, 9))
-        return cls(
+        shape = cls(
             capacity=int(rng.integers(2, 8)) * 64,
             page_size=page_size,
             max_context=int(rng.integers(20, 400)),
@@ -65,6 +66,9 @@ class Shape:
             eviction_policy=["lru", "lfu", "fifo"][int(rng.integers(3))],
             eviction_threshold=[1.0, 0.8, 0.3][int(rng.integers(3))],
         )
+        if page_size == 1 and rng.integers(3):
+            shape.num_sequences = int(rng.integers(1, shape.limits.max_batch_size + 9))
+        return shape
 
 
 class Walk:
@@ -81,8 +85,11 @@ class Walk:
             retain=shape.retain,  # type: ignore[arg-type]
             eviction_policy=shape.eviction_policy,  # type: ignore[arg-type]
             eviction_threshold=shape.eviction_threshold,
+            num_sequences=shape.num_sequences,
         )
-        self.backend = FakeBackend(vocab_size=VOCAB, max_context_tokens=shape.max_context)
+        self.backend = FakeBackend(
+            vocab_size=VOCAB, max_context_tokens=shape.max_context, num_sequences=shape.num_sequences
+        )
         self.backend.allocate_kv(self.cache.capacity)
         self.scheduler = Scheduler(
             shape.limits,
@@ -149,12 +156,19 @@ class Walk:
         oldest = self.flights.pop(0)
         assert plan is None or plan is oldest
         if broken:
+            self._skip(oldest)
             self.scheduler.fail(oldest, "provoked")
         elif cancel and self.scheduler.abandoned(oldest):
+            self._skip(oldest)
             self.scheduler.cancelled(oldest)
         else:
             self.scheduler.apply(oldest, self.backend.forward(oldest))
         self.settle()
+
+    def _skip(self, plan: StepPlan) -> None:
+        """The step is not computed, but what it says about sequences is done."""
+        if self.backend.cells is not None:
+            self.backend.cells.skip(plan)
 
     def land(self, result: StepResult) -> None:
         """The oldest step in flight lands with a result of the test's own."""
@@ -187,6 +201,10 @@ class Walk:
         assert self.ended.keys() == self.requests.keys(), "an accepted request has no ending"
         self.cache.flush()
         assert self.cache.pages.free_slots == self.cache.capacity
+        if self.backend.cells is not None and self.cache.sequences is not None:
+            self.backend.cells.do(self.cache.take_ops())
+            assert self.cache.sequences.pool.free == self.shape.num_sequences
+            assert not self.backend.cells.used
 
     def settle(self) -> None:
         """Checks everything and follows the updates."""

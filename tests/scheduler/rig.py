@@ -25,10 +25,13 @@ def new_walk(
     retain: str = "prefix",
     depth: int = 1,
     ratio: float = 0.7,
+    num_sequences: int | None = None,
     **limits: Any,
 ) -> Walk:
     """A system with room for everything that `limits` does not forbid; each of its steps is checked."""
-    return Walk(Shape(capacity, page_size, max_context, retain, replace(ROOMY, **limits), depth, ratio))
+    shape = Shape(capacity, page_size, max_context, retain, replace(ROOMY, **limits), depth, ratio)
+    shape.num_sequences = num_sequences
+    return Walk(shape)
 
 
 def tokens(length: int, *, start: int = 1) -> np.ndarray:

@@ -27,6 +27,7 @@ class Geometry:
         plans_ahead: whether it pays to plan a step while another runs, when `scheduler.overlap` is `auto`.
         kv_budget_bytes: what the KV pool may take on the device when nothing bounds it; None: a share of the host's
             free memory.
+        num_sequences: sequence ids, where KV is stored under such instead of in slots (`StepPlan.sequences`).
     """
 
     num_layers: int
@@ -39,6 +40,7 @@ class Geometry:
     running_set: int = 64
     plans_ahead: bool = False
     kv_budget_bytes: int | None = None
+    num_sequences: int | None = None
 
 
 class Backend(Protocol):

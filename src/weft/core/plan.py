@@ -65,6 +65,25 @@ class PromptLogprobsRow:
     targets: Int32s
 
 
+TO_THE_END = -1
+
+
+@dataclass(frozen=True, slots=True)
+class KvOp:
+    """What an engine that stores KV under sequence ids has to do to its cells before the step that brings it.
+
+    copy: the cells of `source` at positions [start, end) become cells of `sequence` too; nothing is computed or moved.
+    remove: the cells of `sequence` at positions [start, end) stop being its own; `end` may be `TO_THE_END`. A cell that
+    no sequence owns is free.
+    """
+
+    kind: Literal["copy", "remove"]
+    sequence: int
+    start: int
+    end: int
+    source: int = -1
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step of the engine.
@@ -83,6 +102,8 @@ class StepPlan:
         emits: bool [R], whether the row's last token yields a new one (false for all but the last prompt chunk).
         sampling: one entry per emitting row, in row order.
         prompt_logprobs: row -> which of its prompt tokens' log probabilities are wanted.
+        sequences: int32 [R], the sequence of each row, for engines that store KV under sequence ids; else None.
+        kv_ops: for the same engines, to be done in this order before anything is computed.
     """
 
     step: int
@@ -98,6 +119,8 @@ class StepPlan:
     emits: Bools
     sampling: tuple[SamplingRow, ...]
     prompt_logprobs: dict[int, PromptLogprobsRow] = field(default_factory=dict)
+    sequences: Int32s | None = None
+    kv_ops: tuple[KvOp, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -100,6 +100,7 @@ class EngineCore:
                 eviction_policy=kv.eviction_policy,
                 eviction_threshold=kv.eviction_threshold,
                 bytes_per_token=self.geometry.kv_bytes_per_token,
+                num_sequences=self.geometry.num_sequences,
             ),
             model=ModelFacts(
                 max_context_tokens=context,

@@ -56,6 +56,7 @@ class CacheShape(msgspec.Struct, frozen=True, kw_only=True):
     eviction_policy: Literal["lru", "lfu", "fifo"]
     eviction_threshold: float
     bytes_per_token: int
+    num_sequences: int | None = None
 
     def make(self) -> PrefixCache:
         return PrefixCache(**msgspec.structs.asdict(self))

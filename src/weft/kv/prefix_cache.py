@@ -15,12 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.core.errors import InvariantError
-from weft.core.plan import Int32s
+from weft.core.plan import Int32s, KvOp
 from weft.core.request import CacheMiss, Request
 from weft.kv.leases import Leases
 from weft.kv.ledger import Ledger
 from weft.kv.pages import PageAllocator, ReqToTokenPool, round_up
-from weft.kv.radix_tree import EvictionPolicy, Match, Node, RadixTree
+from weft.kv.radix_tree import Evicted, EvictionPolicy, Match, Node, RadixTree
+from weft.kv.sequences import Sequences
 
 LEASE_SHARE = 0.5
 """Sessions hold at most this share of the cache."""
@@ -58,6 +59,8 @@ class PrefixCache:
         eviction_policy: what is forgotten first.
         eviction_threshold: share of the capacity above which what nobody holds is forgotten.
         bytes_per_token: of KV, for what is told to people.
+        num_sequences: sequence ids of an engine that stores KV under such; every request then needs one (`bind`), and
+            every leaf of the tree keeps one.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class PrefixCache:
         eviction_policy: EvictionPolicy = "lru",
         eviction_threshold: float = 1.0,
         bytes_per_token: int = 0,
+        num_sequences: int | None = None,
     ) -> None:
         self.page_size = page_size
         self.retain = retain
@@ -80,6 +84,7 @@ class PrefixCache:
         self.rows = ReqToTokenPool(max_rows, round_up(max_len, page_size))
         self.ledger = Ledger(bytes_per_token)
         self.leases = Leases(self.tree, int(self.capacity * LEASE_SHARE), bytes_per_token)
+        self.sequences = Sequences(self.tree, num_sequences) if num_sequences is not None else None
         self._least_free = self.capacity - int(self.capacity * eviction_threshold)
 
     @property
@@ -122,6 +127,20 @@ class PrefixCache:
         request.cached_len = request.allocated_len = match.length
         self.rows.table[request.row, : match.length] = match.slots
 
+    def bind(self, request: Request) -> bool:
+        """Gives an attached request its sequence, where the engine has such; False if none can be had now."""
+        return self.sequences is None or self.sequences.bind(request, self._evict_leaf)
+
+    def sequences_of(self, requests: Sequence[Request]) -> Int32s | None:
+        """int32 [R], the sequences of bound requests; None where the engine has no such thing."""
+        if self.sequences is None:
+            return None
+        return np.array([self.sequences.pool.of(request) for request in requests], dtype=np.int32)
+
+    def take_ops(self) -> tuple[KvOp, ...]:
+        """What the engine has to do to its sequences before the next step."""
+        return self.sequences.take_ops() if self.sequences is not None else ()
+
     def room_needed(self, request: Request, new_len: int) -> int:
         """Slots that `extend` to `new_len` tokens would take."""
         return max(0, round_up(new_len, self.page_size) - request.allocated_len)
@@ -160,9 +179,7 @@ class PrefixCache:
         if length <= old.length:
             return
         row = self.rows.table[request.row]
-        match = self.tree.insert(
-            request.tokens[:length], row[old.length : length], below=old.node, owner=request.request_id
-        )
+        match = self._insert(request, row, length)
         self.tree.lock(match.node, above=old.node)
         existing = match.length
         self._give_back(request, row[old.length : existing].copy())
@@ -180,13 +197,13 @@ class PrefixCache:
         row = self.rows.table[request.row, : request.allocated_len]
         length = request.cached_len - request.cached_len % self.page_size
         if keep and self.retain == "prefix" and length > old.length:
-            match = self.tree.insert(
-                request.tokens[:length], row[old.length : length], below=old.node, owner=request.request_id
-            )
+            match = self._insert(request, row, length)
             self._give_back(request, row[old.length : match.length])
             self._give_back(request, row[length:])
         else:
             self._give_back(request, row[old.length :])
+        if self.sequences is not None and self.sequences.pool.has(request):
+            self.sequences.unbind(request)
         self.tree.unlock(old.node)
         if self.retain == "none":
             self._forget(self.tree.evictable_tokens)
@@ -235,6 +252,8 @@ class PrefixCache:
     def reset(self) -> None:
         """Starts afresh, whatever was wrong; no request may be live."""
         self.tree.clear()
+        if self.sequences is not None:
+            self.sequences.reset()
         self.leases.clear()
         self.ledger.clear()
         self.pages = PageAllocator(self.capacity, self.page_size)
@@ -242,6 +261,7 @@ class PrefixCache:
 
     def check(self, live: Iterable[Request]) -> None:
         """Proves the invariants against all live requests; raises InvariantError with the first breach."""
+        live = list(live)
         self.tree.check()
         nodes = list(self.tree.nodes())
         parts = [node.slots for node in nodes]
@@ -272,6 +292,8 @@ class PrefixCache:
             raise InvariantError(f"{used_rows} rows in use and {self.rows.free_rows} free of {len(self.rows.table)}")
         if self.tree.under_lease_tokens > self.capacity * LEASE_SHARE:
             raise InvariantError(f"sessions hold {self.tree.under_lease_tokens} of {self.capacity} slots")
+        if self.sequences is not None:
+            self.sequences.check(live)
         self.ledger.check(self.capacity - self.pages.free_slots)
 
     # ---- insides ----------------------------------------------------------------------------------------------
@@ -290,8 +312,29 @@ class PrefixCache:
         self.pages.free(slots)
         self.ledger.discharge(request.request_id, len(slots))
 
+    def _insert(self, request: Request, row: Int32s, length: int) -> Match:
+        """The request's own tokens up to `length` go into the tree, below the prefix that it has locked."""
+        old: PrefixHandle = request.prefix
+        match = self.tree.insert(
+            request.tokens[:length], row[old.length : length], below=old.node, owner=request.request_id
+        )
+        if self.sequences is not None:
+            self.sequences.inserted(request, old.length, match, length)
+        return match
+
+    def _evict_leaf(self) -> bool:
+        """Forgets one leaf that nobody holds, for the sake of its sequence; False if there is none."""
+        evicted = self.tree.evict_leaf()
+        if evicted is None:
+            return False
+        self.evicted_total += self._take_back(evicted)
+        return True
+
     def _forget(self, num_tokens: int) -> int:
-        evicted = self.tree.evict(num_tokens)
+        return self._take_back(self.tree.evict(num_tokens))
+
+    def _take_back(self, evicted: Evicted) -> int:
+        """What has left the tree becomes free; returns how many tokens."""
         self.pages.free(evicted.slots)
         for owner, count in evicted.by_owner.items():
             self.ledger.discharge(owner, count)

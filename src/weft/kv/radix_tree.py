@@ -272,6 +272,18 @@ class RadixTree:
             by_owner[node.owner] = by_owner.get(node.owner, 0) + len(slots)
         return Evicted(np.concatenate(gone) if gone else np.empty(0, dtype=np.int32), by_owner)
 
+    def evict_leaf(self) -> Evicted | None:
+        """Removes one whole leaf, the first that `evict` would take; None if there is none that may go."""
+        while self._heap:
+            rank, _, node = heapq.heappop(self._heap)
+            node.queued = False
+            if node.locks or node.leases or node.children or node.parent is None:
+                continue
+            if rank == self._rank(node):
+                return Evicted(self._remove(node), {node.owner: len(node)})
+            self._offer(node)
+        return None
+
     # ---- checking ---------------------------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[Node]:

@@ -65,6 +65,8 @@ def build_plan(
         emits=np.array(emits, dtype=np.bool_),
         sampling=tuple(sampling),
         prompt_logprobs=wanted,
+        sequences=cache.sequences_of(requests),
+        kv_ops=cache.take_ops(),
     )
 
 

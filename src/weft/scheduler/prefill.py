@@ -96,6 +96,8 @@ class PrefillAdder:
         shared = before - self._cache.available  # can no longer be evicted
         self._step_room -= shared
         verdict = self._judge(request)
+        if verdict is Verdict.TAKEN and not self._cache.bind(request):
+            verdict = Verdict.STOP  # every sequence is in use
         if verdict is Verdict.TAKEN:
             self._places_left -= 1
             self._reserved += self._growth(request)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.backends.base import Geometry, Progress
+from weft.backends.fake.cells import FakeCells
 from weft.backends.steps import Cancellation, TokenPool
 from weft.core.errors import SettingsError
 from weft.core.plan import Int32s, SamplingRow, StepPlan, StepResult, TokenLogprobs, UInt64s
@@ -59,6 +60,7 @@ class FakeBackend:
         tokens_per_s: new tokens computed a second; None: no waiting.
         faults: any of `FAULTS` -> token id: a row that computes this token fails the step, fails alone, kills the
             process, or hangs the step.
+        num_sequences: stores KV under so many sequence ids, as llama.cpp does; None: in slots.
         sleep: how to let time pass; a virtual clock's `advance` in tests. None: really, until the step is cancelled.
     """
 
@@ -73,10 +75,14 @@ class FakeBackend:
         eos_token_ids: tuple[int, ...] = (),
         tokens_per_s: float | None = None,
         faults: Mapping[str, Any] | None = None,
+        num_sequences: int | None = None,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._vocab = vocab_size
-        self._geometry = Geometry(1, 8, max_context_tokens, vocab_size, eos_token_ids, "fake model")
+        self._geometry = Geometry(
+            1, 8, max_context_tokens, vocab_size, eos_token_ids, "fake model", num_sequences=num_sequences
+        )
+        self.cells: FakeCells | None = None
         self._tokens_per_s = tokens_per_s
         self._faults = dict(faults or {})
         for name in self._faults:
@@ -91,17 +97,31 @@ class FakeBackend:
         return self._geometry
 
     def allocate_kv(self, num_slots: int) -> None:
-        self._kv = np.zeros(num_slots, dtype=np.uint64)
+        if self._geometry.num_sequences is not None:
+            self.cells = FakeCells(num_slots, self._geometry.num_sequences)
+        else:
+            self._kv = np.zeros(num_slots, dtype=np.uint64)
 
     def forward(self, plan: StepPlan) -> StepResult:
+        try:
+            return self._forward(plan)
+        except Exception:
+            if self.cells is not None:
+                self.cells.skip(plan)
+            raise
+
+    def _forward(self, plan: StepPlan) -> StepResult:
         self._cancellation.check(plan.step)
         if self._tokens_per_s:
             self._let_pass(plan.step, plan.num_tokens / self._tokens_per_s)
         self._pool.resolve(plan)
-        self._kv[plan.slots] = kv_values(plan.token_ids, plan.positions)
+        errors = self._provoked_errors(plan)
+        errors.update(self._store(plan, kv_values(plan.token_ids, plan.positions)))
         tokens = np.full(plan.num_rows, -1, dtype=np.int32)
-        result = StepResult(tokens, errors=self._provoked_errors(plan))
+        result = StepResult(tokens, errors=errors)
         for sampling in plan.sampling:
+            if sampling.row in errors:
+                continue
             tokens[sampling.row] = self._sample(plan, sampling)
             if sampling.params.logprobs is not None:
                 result.logprobs[sampling.row] = self._logprob(int(tokens[sampling.row]), sampling.params.logprobs)
@@ -116,6 +136,22 @@ class FakeBackend:
     def close(self) -> None:
         self._kv = np.empty(0, dtype=np.uint64)
 
+    def _store(self, plan: StepPlan, values: UInt64s) -> dict[int, str]:
+        """Errors by row."""
+        if self.cells is not None:
+            self.cells.do(plan.kv_ops)
+            return dict.fromkeys(self.cells.store(plan, values), "the step before was not computed")
+        self._kv[plan.slots] = values
+        return {}
+
+    def _history(self, plan: StepPlan, row: int) -> UInt64s:
+        """uint64 [n], all that a row's tokens have stored."""
+        length = int(plan.seq_lens[row])
+        if self.cells is not None:
+            assert plan.sequences is not None
+            return self.cells.values(int(plan.sequences[row]), length)
+        return self._kv[plan.page_table[row, :length]]
+
     def _let_pass(self, step: int, seconds: float) -> None:
         if self._sleep is not None:
             self._sleep(seconds)
@@ -123,7 +159,7 @@ class FakeBackend:
             self._cancellation.sleep(step, seconds)
 
     def _sample(self, plan: StepPlan, sampling: SamplingRow) -> int:
-        history = self._kv[plan.page_table[sampling.row, : plan.seq_lens[sampling.row]]]
+        history = self._history(plan, sampling.row)
         if sampling.params.greedy:
             return next_token(history, self._vocab, banned=sampling.banned)
         return next_token(history, self._vocab, seed=sampling.seed, index=sampling.output_index, banned=sampling.banned)
