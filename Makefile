@@ -7,8 +7,10 @@
 # TORCH   what pip installs as torch, with options where needed; empty for none. For the CPU build everywhere:
 #         make serve TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 # ARGS    arguments of `weft serve`; PYTEST_ARGS those of pytest
+# EXTRAS  more of pyproject.toml's extras for `make test`, such as llama-cpp (its tests are skipped without it)
 
 TORCH ?= torch==2.13.0
+EXTRAS ?=
 ARGS ?=
 PYTEST_ARGS ?=
 
@@ -16,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 # A stamp is written after an install has succeeded; its name changes with what was asked for.
-KEY := $(shell { cat pyproject.toml; echo '$(TORCH)'; } | cksum | cut -d' ' -f1)
+KEY := $(shell { cat pyproject.toml; echo '$(TORCH) $(EXTRAS)'; } | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test install install-dev venv lint format docs clean distclean
@@ -72,7 +74,7 @@ install: venv
 	$(call install_into,runtime,.[torch])
 
 install-dev: venv
-	$(call install_into,dev runtime,.[torch$(comma)dev])
+	$(call install_into,dev runtime,.[torch$(comma)dev$(addprefix $(comma),$(EXTRAS))])
 
 # `activate` is the last file that venv writes, and names its folder: without it the creation was cut short, and with
 # another folder in it the checkout has moved, which breaks every script inside.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.property.walk import VOCAB, Walk
-from tests.scheduler.rig import add, ids, new_walk, shares, tokens
+from tests.scheduler.rig import add, ids, new_walk, shares, step, tokens
 from weft.backends.fake.backend import kv_values, next_token
 from weft.core.plan import IN_FLIGHT
 from weft.core.request import FinishReason, RequestState
@@ -174,3 +174,36 @@ def test_steps_land_in_order() -> None:
     assert second is not None
     with pytest.raises(RuntimeError, match="before step"):
         walk.scheduler.fail(second, "out of order")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_sequences", [None, 8])
+def test_a_step_that_is_mostly_unwanted_is_broken_off_and_done_again(depth: int, num_sequences: int | None) -> None:
+    walk = new_walk(depth=depth, num_sequences=num_sequences, chunked_prefill_size=200, max_prefill_tokens=300)
+    decoding = add(walk, tokens(8, start=1), new=12)
+    step(walk)
+    unwanted = add(walk, tokens(180, start=2), new=1)
+    neighbour = add(walk, tokens(20, start=3), new=3)
+    plan = walk.begin_step()
+    assert plan is not None and plan.num_rows == 3
+    if depth == 2:
+        walk.begin_step()
+    assert not walk.scheduler.abandoned(plan)
+    walk.scheduler.abort(unwanted.request_id)
+    assert walk.scheduler.abandoned(plan)
+    walk.end_step(plan, cancel=True)
+    assert neighbour.state is not RequestState.FAILED and decoding.state is RequestState.PROCESSING
+    walk.drain()  # compares every token with the model's alone
+    assert decoding.output_len == 12 and neighbour.output_len == 3
+
+
+def test_a_step_that_others_want_is_not_broken_off_for_a_few_tokens() -> None:
+    walk = new_walk()
+    gone, stays = add(walk, tokens(20, start=1)), add(walk, tokens(4, start=2))
+    plan = walk.begin_step()
+    assert plan is not None
+    walk.scheduler.abort(gone.request_id)
+    assert not walk.scheduler.abandoned(plan)
+    walk.end_step()
+    walk.drain()
+    assert stays.state is RequestState.COMPLETED

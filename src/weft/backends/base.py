@@ -27,6 +27,7 @@ class Geometry:
         plans_ahead: whether it pays to plan a step while another runs, when `scheduler.overlap` is `auto`.
         kv_budget_bytes: what the KV pool may take on the device when nothing bounds it; None: a share of the host's
             free memory.
+        max_step_tokens: most prompt tokens that a step may have.
         num_sequences: sequence ids, where KV is stored under such instead of in slots (`StepPlan.sequences`).
     """
 
@@ -41,6 +42,7 @@ class Geometry:
     plans_ahead: bool = False
     kv_budget_bytes: int | None = None
     num_sequences: int | None = None
+    max_step_tokens: int | None = None
 
 
 class Backend(Protocol):

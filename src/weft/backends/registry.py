@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.backends.base import Backend
 from weft.backends.checkpoint import Checkpoint
+from weft.backends.llama_cpp.gguf import is_gguf, read_metadata
 from weft.config.settings import Settings
 from weft.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from weft.text.tokenizer import Tokenizer
 
 BUNDLED_MODEL = Path(__file__).parent.parent / "assets" / "demo"
 
@@ -22,7 +27,7 @@ def backend_name(settings: Settings) -> str:
     """The backend that `auto` stands for. Raises SettingsError where none can run here."""
     name = settings.backend.name
     if name == "auto":
-        name = "torch"
+        name = "llama_cpp" if is_gguf(model_folder(settings)) else "torch"
     if name == "torch" and importlib.util.find_spec("torch") is None:
         raise SettingsError("backend.name: 'torch' needs PyTorch, which is not installed (pip install 'weft[torch]')")
     return name
@@ -31,8 +36,14 @@ def backend_name(settings: Settings) -> str:
 def create_backend(settings: Settings) -> Backend:
     """A backend that has not loaded anything yet. Raises SettingsError, naming the extra where one is missing."""
     name = backend_name(settings)
+    if name != "llama_cpp" and settings.kv_cache.kv_type != "auto":
+        raise SettingsError(
+            f"kv_cache.kv_type: {settings.kv_cache.kv_type!r} is for the llama_cpp engine; {name} has auto only"
+        )
     if name == "fake":
         return _create_fake(settings)
+    if name == "llama_cpp":
+        return _create_llama_cpp(settings)
     from weft.backends.torch.backend import TorchBackend
 
     torch = settings.backend.torch
@@ -58,3 +69,44 @@ def _create_fake(settings: Settings) -> Backend:
         tokens_per_s=fake.tokens_per_s,
         faults=fake.faults,
     )
+
+
+def _create_llama_cpp(settings: Settings) -> Backend:
+    from weft.backends.llama_cpp.backend import RUNNING_SET, LlamaCppBackend, LlamaCppOptions
+
+    llama, http, kv = settings.backend.llama_cpp, settings.http, settings.kv_cache
+    if kv.page_size != 1:
+        raise SettingsError(f"kv_cache.page_size {kv.page_size}: the llama_cpp engine has pages of one token")
+    running = http.max_concurrent_requests if http.max_concurrent_requests != "auto" else RUNNING_SET
+    rows = settings.scheduler.max_batch_size
+    options = LlamaCppOptions(
+        num_sequences=min(256, max(32, 4 * running)) if llama.n_seq_max == "auto" else llama.n_seq_max,
+        batch_tokens=llama.n_batch,
+        batch_rows=running if rows == "auto" else rows,
+        threads=None if llama.n_threads == "auto" else llama.n_threads,
+        gpu_layers=None if llama.n_gpu_layers == "auto" else llama.n_gpu_layers,
+        flash_attention=None if llama.flash_attn == "auto" else llama.flash_attn,
+        kv_type="f16" if kv.kv_type == "auto" else kv.kv_type,
+    )
+    return LlamaCppBackend(model_folder(settings), options)
+
+
+def load_tokenizer(settings: Settings) -> Tokenizer:
+    """The tokenizer of the model that is served. Raises ModelLoadError."""
+    path, template = model_folder(settings), settings.model.chat_template
+    if is_gguf(path):
+        from weft.backends.llama_cpp.tokenizer import GgufTokenizer
+
+        return GgufTokenizer.load(path, chat_template=template)
+    from weft.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path, chat_template=template)
+
+
+def context_tokens(settings: Settings) -> int:
+    """Longest sequence of the model that is served, before `model.max_context_tokens`. Raises ModelLoadError."""
+    path = model_folder(settings)
+    if is_gguf(path):
+        facts = read_metadata(path)
+        return int(facts[f"{facts['general.architecture']}.context_length"])
+    return Checkpoint.open(path).max_context_tokens

@@ -31,13 +31,10 @@ FLAGS: dict[str, str] = {
 """Settings that the command line has a flag of its own for, and what that flag is called in messages."""
 
 NOT_YET: tuple[str, ...] = (
-    "scheduler.max_decode_stall_ms",
-    "kv_cache.kv_type",
     "kv_cache.host_memory_mb",
     "backend.deterministic",
     "backend.quantize",
     "backend.cpu",
-    "backend.llama_cpp",
     "backend.torch.mem_fraction_static",
     "backend.torch.cuda_graphs",
     "backend.torch.tp",
@@ -46,7 +43,8 @@ NOT_YET: tuple[str, ...] = (
 """Promised keys (and whole sections) that this version does not have: refused with exactly that statement."""
 
 NOT_YET_VALUES: dict[str, tuple[str, ...]] = {
-    "backend.name": ("cpu", "llama_cpp"),
+    "backend.name": ("cpu",),
+    "kv_cache.kv_type": ("fp8", "q8"),
     "backend.torch.attention": ("triton", "fa", "fi"),
 }
 """The same for single values of keys that exist."""

@@ -36,7 +36,10 @@ class ModelSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     path: Annotated[
         NonEmpty | None,
-        Meta(description="Checkpoint folder in Hugging Face's form. `null`: the bundled demo model."),
+        Meta(
+            description="Checkpoint folder in Hugging Face's form, or a GGUF file (the first one, where there are "
+            "several). `null`: the bundled demo model."
+        ),
     ] = None
     served_name: Annotated[
         NonEmpty | None,
@@ -163,6 +166,13 @@ class SchedulerSettings(Section, frozen=True, kw_only=True, forbid_unknown_field
         TokenCount | None,
         Meta(description="Most tokens that one request may ask for. `null`: what the context and the KV cache hold."),
     ] = None
+    max_decode_stall_ms: Annotated[
+        Annotated[int, Meta(ge=10, le=600_000)] | Auto | None,
+        Meta(
+            description="How long a step with running streams may take for the sake of somebody's prompt: fewer prompt "
+            "tokens ride along, as measured speed says. `auto`: 200 on a CPU, no limit on CUDA. `null`: no limit."
+        ),
+    ] = "auto"
     deadline_scan_s: Annotated[
         Annotated[float, Meta(ge=0.5, le=5)],
         Meta(description="How often deadlines are checked, also while a step runs."),
@@ -213,6 +223,13 @@ class KvCacheSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=
             "with `X-Session-TTL`."
         ),
     ] = 600.0
+    kv_type: Annotated[
+        Literal["auto", "f16", "bf16", "q8_0", "q4_0"],
+        Meta(
+            description="Number format of K and V in the llama.cpp engine; `auto`: f16. The others keep them in "
+            "`model.dtype`."
+        ),
+    ] = "auto"
     retain: Annotated[
         Literal["prefix", "none"],
         Meta(description="`prefix`: what a request computed stays for the next one until room is needed. `none`: not."),
@@ -245,6 +262,34 @@ class TorchSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
 
 
+class LlamaCppSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The llama.cpp engine."""
+
+    n_seq_max: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | Auto,
+        Meta(
+            description="Sequence ids: one for each request in a batch, one for each cached branch. Requests that find "
+            "none wait. `auto`: `http.max_concurrent_requests` and room for three times as many branches, 32 at least."
+        ),
+    ] = "auto"
+    n_batch: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)],
+        Meta(description="Most tokens that llama.cpp computes at once."),
+    ] = 512
+    n_threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | Auto,
+        Meta(description="Threads on the CPU. `auto`: one for models under 64 MiB, else all that the process may use."),
+    ] = "auto"
+    n_gpu_layers: Annotated[
+        Annotated[int, Meta(ge=0, le=100_000)] | Auto,
+        Meta(description="Layers on the GPU. `auto`: all, where llama-cpp-python was built for one."),
+    ] = "auto"
+    flash_attn: Annotated[
+        bool | Auto,
+        Meta(description="llama.cpp's flash attention. `auto`: its own choice; on for a quantised `kv_cache.kv_type`."),
+    ] = "auto"
+
+
 class FakeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fake engine: deterministic tokens without a model, for tests of everything around an engine."""
 
@@ -271,10 +316,11 @@ class BackendSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=
     """Which engine computes, and the settings of each one. Those of an engine that is not chosen do nothing."""
 
     name: Annotated[
-        Literal["auto", "torch", "fake"],
-        Meta(description="The engine. `auto`: torch."),
+        Literal["auto", "torch", "llama_cpp", "fake"],
+        Meta(description="The engine. `auto`: llama_cpp for a GGUF file, else torch."),
     ] = "auto"
     torch: TorchSettings = msgspec.field(default_factory=TorchSettings)
+    llama_cpp: LlamaCppSettings = msgspec.field(default_factory=LlamaCppSettings)
     fake: FakeSettings = msgspec.field(default_factory=FakeSettings)
 
 

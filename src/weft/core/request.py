@@ -260,6 +260,13 @@ class Request:
         self.in_flight -= 1
         self.tokens_in_flight -= emits
 
+    def undo(self, computed: int, *, emits: bool) -> None:
+        """The oldest of its steps in flight was not computed; it is to be planned again."""
+        self.land(emits=emits)
+        self.planned_len -= computed
+        if self.planned_len < self.cached_len:
+            raise InvariantError(f"{self!r}: cannot undo {computed} tokens")
+
     def advance(self, computed: int) -> None:
         """Records that a step stored the KV of `computed` more tokens."""
         if computed < 0 or self.cached_len + computed > min(self.device_len, self.planned_len):

@@ -116,7 +116,9 @@ class Facts:
         }
 
     def _sequence_ids(self) -> dict[str, int]:
-        scheduler = self._scheduler
+        scheduler, sequences = self._scheduler, self._scheduler.cache.sequences
+        if sequences is not None:
+            return {"total": sequences.pool.total, "used": sequences.pool.total - sequences.pool.free}
         used = len(scheduler.running) + len(scheduler.leaving)
         return {"total": scheduler.limits.max_batch_size, "used": used}
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.backends.base import Backend
-from weft.backends.registry import create_backend, model_folder
+from weft.backends.registry import create_backend, load_tokenizer
 from weft.config.describe import format_value
 from weft.config.resolve import resolve
 from weft.config.settings import Settings
@@ -29,7 +29,6 @@ from weft.engine.core import EngineCore
 from weft.engine.text_worker import TextWorker
 from weft.ipc.errors import error_from, error_info
 from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest, TokenOutput
-from weft.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -58,9 +57,9 @@ class LLM:
     """An engine with its tokenizer, used from one thread.
 
     Args:
-        model: checkpoint folder; None: the bundled demo model.
+        model: checkpoint folder or GGUF file; None: the bundled demo model.
         dtype: "auto", "float32", "bfloat16" or "float16".
-        backend: "auto", "torch" or "fake".
+        backend: "auto", "torch", "llama_cpp" or "fake".
         settings: any other setting by its dotted key, such as {"kv_cache.page_size": 16}; or resolved `Settings`, which
             then are all that counts.
     """
@@ -74,8 +73,7 @@ class LLM:
         settings: Mapping[str, Any] | Settings | None = None,
     ) -> None:
         self.settings = settings if isinstance(settings, Settings) else _resolve(model, dtype, backend, settings or {})
-        folder = model_folder(self.settings)
-        self.tokenizer = Tokenizer.load(folder, chat_template=self.settings.model.chat_template)
+        self.tokenizer = load_tokenizer(self.settings)
         self._backend: Backend = create_backend(self.settings)
         self._core = EngineCore(self.settings, self._backend)
         self._core.load()

@@ -12,6 +12,7 @@ from weft.scheduler.limits import Limits
 
 _PREFILL_TOKENS = 1024
 _CHUNK_TOKENS = 512  # larger chunks are slower per token on CPU, and running streams wait for a whole chunk
+_DECODE_STALL_S = 0.2
 _MEMORY_SHARE = 0.25  # of what is free when the engine starts; the rest is for activations, the page cache, others
 
 
@@ -21,11 +22,27 @@ def resolve_limits(settings: Settings, geometry: Geometry) -> Limits:
     running = http.max_concurrent_requests
     if running == "auto":
         running = max(geometry.running_set, scheduler.max_batch_size if scheduler.max_batch_size != "auto" else 0)
-    batch = scheduler.max_batch_size if scheduler.max_batch_size != "auto" else running
+    sequences, step = geometry.num_sequences, geometry.max_step_tokens
+    batch = scheduler.max_batch_size
+    if batch == "auto":
+        batch = running if sequences is None else min(running, sequences)
+    if sequences is not None and batch > sequences:
+        raise SettingsError(
+            f"scheduler.max_batch_size {batch} > backend.llama_cpp.n_seq_max {sequences}: each request of a batch needs"
+            " a sequence"
+        )
     chunk = scheduler.chunked_prefill_size
     prefill = scheduler.max_prefill_tokens
+    if step is not None:
+        for key, value in (("max_prefill_tokens", prefill), ("chunked_prefill_size", chunk)):
+            if isinstance(value, int) and value > step:
+                raise SettingsError(
+                    f"scheduler.{key} {value} > backend.llama_cpp.n_batch {step}: a step is computed at once"
+                )
     if prefill == "auto":
         prefill = max(_PREFILL_TOKENS, chunk if isinstance(chunk, int) else 0)
+        if step is not None:  # with the rows that decode, it still fits
+            prefill = max(step - batch, chunk if isinstance(chunk, int) else 1)
     if chunk == "auto":
         chunk = min(_CHUNK_TOKENS, prefill)
     return Limits(
@@ -43,7 +60,16 @@ def resolve_limits(settings: Settings, geometry: Geometry) -> Limits:
         max_output_tokens=scheduler.max_output_tokens,
         cleanup_interval_s=settings.kv_cache.cleanup_interval_s,
         session_ttl_s=settings.kv_cache.session_ttl_s,
+        max_decode_stall_s=_decode_stall_s(settings, geometry),
     )
+
+
+def _decode_stall_s(settings: Settings, geometry: Geometry) -> float | None:
+    """How long prompts may hold up running streams in one step; `auto`: on a GPU, a chunk is short enough."""
+    wanted = settings.scheduler.max_decode_stall_ms
+    if wanted == "auto":
+        return None if geometry.plans_ahead else _DECODE_STALL_S
+    return None if wanted is None else wanted / 1000
 
 
 def resolve_depth(settings: Settings, geometry: Geometry) -> int:

@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from weft.backends.checkpoint import Checkpoint
-from weft.backends.registry import model_folder
+from weft.backends.registry import context_tokens, load_tokenizer
 from weft.config.settings import Settings
 from weft.core.errors import CancelledError, WeftError
 from weft.engine.deltas import split
@@ -47,7 +46,6 @@ from weft.ipc.messages import (
 from weft.ipc.sockets import Endpoints, Inbox, Outbox
 from weft.launch.garbage import settle
 from weft.launch.heartbeat import heartbeat_interval_s
-from weft.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +66,7 @@ class TextProcess:
         self._inbox = Inbox(context, endpoints.text(index), decode_to_text)
         self._api = Outbox(context, endpoints.api)
         self._engine = Outbox(context, endpoints.engine)  # used under the lock
-        template = settings.model.chat_template
-        tokenizer = Tokenizer.load(model_folder(settings), chat_template=template)
-        self._worker = TextWorker(tokenizer, index, max_prompt_tokens=_context_tokens(settings) - 1)
+        self._worker = TextWorker(load_tokenizer(settings), index, max_prompt_tokens=_context_tokens(settings) - 1)
         self._short: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._long: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -215,7 +211,7 @@ def _context_tokens(settings: Settings) -> int:
     """What the engine will take for its context; it may yet hold less in its KV cache."""
     if settings.model.max_context_tokens != "auto":
         return settings.model.max_context_tokens
-    return Checkpoint.open(model_folder(settings)).max_context_tokens
+    return context_tokens(settings)
 
 
 def main(settings: Settings, folder: Path, num_text: int, index: int, context: zmq.Context[Any]) -> None:

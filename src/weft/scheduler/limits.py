@@ -27,6 +27,8 @@ class Limits:
         max_input_tokens, max_output_tokens: limits of one request, on top of context and cache.
         cleanup_interval_s: how often `expire` looks whether the cache is above its threshold.
         session_ttl_s: how long a session keeps its KV when its request does not say.
+        max_decode_stall_s: a step in which others decode takes no more prompt tokens than it can compute in this time,
+            as far as the speed is known; None: only chunks bound it.
     """
 
     max_queue_size: int = 256
@@ -43,3 +45,4 @@ class Limits:
     max_output_tokens: int | None = None
     cleanup_interval_s: float = 1.0
     session_ttl_s: float = 600.0
+    max_decode_stall_s: float | None = None

@@ -33,6 +33,7 @@ class PrefillAdder:
         places: how many more requests the batch takes.
         decoding: the requests that take their next token in this step or the next; their slots are theirs.
         now_s: the time, for the ledger.
+        stall_tokens: most prompt tokens while others decode, besides what `limits` say; None: no more to say.
         alone: whether nobody else holds KV, so that the first candidate may have all of it.
 
     Attributes:
@@ -51,6 +52,7 @@ class PrefillAdder:
         decoding: list[Request],
         alone: bool,
         now_s: float,
+        stall_tokens: int | None = None,
     ) -> None:
         self.taken: list[tuple[Request, int]] = []
         self.chunked: Request | None = None
@@ -63,6 +65,8 @@ class PrefillAdder:
         budget = limits.max_prefill_tokens
         if limits.mixed and decoding and limits.chunked_prefill_size is not None:
             budget = min(budget, limits.chunked_prefill_size)  # running streams wait for one chunk, not for several
+            if stall_tokens is not None:
+                budget = min(budget, stall_tokens)
         self._tokens_left = budget
         self._step_room = cache.available - sum(cache.room_needed(r, r.planned_len + 1) for r in decoding)
         self._reserved = sum(self._growth(request) for request in running)
@@ -77,9 +81,9 @@ class PrefillAdder:
         """Whether nobody else can be taken, whoever it is."""
         return self._places_left <= 0 or self._tokens_left <= 0
 
-    def continue_chunked(self, request: Request) -> None:
+    def continue_chunked(self, request: Request, *, may_go_on: bool = True) -> None:
         """The request whose prompt was cut goes first; it may have to wait while others take the last of the KV."""
-        if self._share(request) > 0:
+        if may_go_on and self._share(request) > 0:
             self._take(request)
         else:
             self.chunked = request

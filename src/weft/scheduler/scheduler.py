@@ -11,7 +11,7 @@ only decides whether they still want it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.core.clock import Clock
 from weft.core.errors import InvariantError
@@ -26,13 +26,17 @@ from weft.scheduler.roster import Roster, Update
 
 __all__ = ["Scheduler", "Update"]
 
+MIN_UNWANTED_TOKENS = 64
+"""A step that others want is not broken off for fewer tokens that nobody does."""
+
 
 @dataclass(slots=True)
 class _Flight:
-    """A step between `plan` and its landing."""
+    """A step between `plan` and its landing; `undone`: requests whose rows build on a step that was broken off."""
 
     rows: list[Row]
     planned_s: float
+    undone: dict[int, None] = field(default_factory=dict)
 
 
 class Scheduler(Roster):
@@ -104,6 +108,9 @@ class Scheduler(Roster):
         self._ratio.note_step()
         emits, tokens = plan.emits.tolist(), result.tokens.tolist()
         for index, (request, count) in enumerate(flight.rows):
+            if request.request_id in flight.undone:
+                self._undo(request, count, emits=emits[index])
+                continue
             request.land(emits=emits[index])
             error = result.errors.get(index)
             if request.state.terminal:
@@ -141,13 +148,22 @@ class Scheduler(Roster):
                 self._end_failed(request, message)
 
     def cancelled(self, plan: StepPlan) -> None:
-        """The step was broken off, for nobody in it wanted it any more (`abandoned`)."""
-        self.fail(plan, "the step was broken off")
+        """The step was broken off (see `abandoned`): whoever in it has not ended takes that step again."""
+        flight = self._land(plan)
+        undone = dict.fromkeys(request.request_id for request, _ in flight.rows)
+        for later in self._flights.values():
+            later.undone.update((request.request_id, None) for request, _ in later.rows if request.request_id in undone)
+        for index, (request, count) in enumerate(flight.rows):
+            self._undo(request, count, emits=bool(plan.emits[index]))
 
     def abandoned(self, plan: StepPlan) -> bool:
-        """Whether every request of a step in flight has ended, so that its result does not matter."""
+        """Whether a step in flight had better be broken off: nobody wants its result any more, or most of what it
+        computes is somebody's long prompt that nobody wants, and the others start again sooner than they wait."""
         flight = self._flights.get(plan.step)
-        return flight is not None and all(request.state.terminal for request, _ in flight.rows)
+        if flight is None:
+            return False
+        unwanted = sum(count for request, count in flight.rows if request.state.terminal)
+        return unwanted == plan.num_tokens or unwanted >= max(MIN_UNWANTED_TOKENS, plan.num_tokens / 2)
 
     def check(self) -> None:
         """Proves all invariants; raises InvariantError."""
@@ -173,12 +189,17 @@ class Scheduler(Roster):
 
     def _decoding(self) -> list[Request]:
         """Those in the batch whose next step is one token, as far as is known now."""
-        chunked = self._chunked
+        chunked, stale = self._chunked, self._stale
         return [
             r
             for r in self.running.values()
-            if r is not chunked and r.device_len + r.tokens_in_flight < r.max_device_len
+            if r is not chunked and r.device_len + r.tokens_in_flight < r.max_device_len and r.request_id not in stale
         ]
+
+    @property
+    def _stale(self) -> dict[int, None]:
+        """Requests in a step that builds on one that was broken off; they wait until it has landed."""
+        return {request_id: None for flight in self._flights.values() for request_id in flight.undone}
 
     def _has_room(self, decoding: list[Request]) -> bool:
         available = self.cache.available
@@ -200,6 +221,7 @@ class Scheduler(Roster):
         if self._chunked is None and not self.num_pending:
             return []
         now = self._clock.now_s()
+        stall_s = self.limits.max_decode_stall_s
         adder = PrefillAdder(
             self.cache,
             self.limits,
@@ -209,9 +231,10 @@ class Scheduler(Roster):
             decoding=decoding,
             alone=not self.running and not self.leaving,
             now_s=now,
+            stall_tokens=self.speed.prompt_tokens_in(stall_s) if stall_s is not None else None,
         )
         if self._chunked is not None:
-            adder.continue_chunked(self._chunked)
+            adder.continue_chunked(self._chunked, may_go_on=self._chunked.request_id not in self._stale)
         for line in (list(self.retracted.values()), self.pending.ordered()):
             if adder.full or not self._add_from(line, adder, now):
                 break
@@ -271,6 +294,11 @@ class Scheduler(Roster):
     def _retract(self, request: Request) -> None:
         """Takes a request out of the batch; what it computed stays in the cache for as long as there is room."""
         self._ratio.note_retraction(self.running.values())
+        self._send_back(request)
+        self.meters.retractions += 1
+
+    def _send_back(self, request: Request) -> None:
+        """From the batch to the front of the line."""
         del self.running[request.request_id]
         if self._chunked is request:
             self._chunked = None
@@ -278,7 +306,6 @@ class Scheduler(Roster):
         request.retract(self._clock.now_s())
         self.retracted[request.request_id] = request
         self.retracted = dict(sorted(self.retracted.items(), key=lambda item: self._rank(item[1])))
-        self.meters.retractions += 1
 
     # ---- insides: results and endings -------------------------------------------------------------------------
 
@@ -300,6 +327,14 @@ class Scheduler(Roster):
             self._end(request, ending, update)
         else:
             self._updates.append(update)
+
+    def _undo(self, request: Request, count: int, *, emits: bool) -> None:
+        """A row that was not computed. A prompt that was not being cut goes back to the front of the line."""
+        request.undo(count, emits=emits)
+        if request.state.terminal:
+            self._land_leaving(request, 0)
+        elif not request.in_flight and request.extend_len > 1 and request is not self._chunked:
+            self._send_back(request)
 
     def _land_leaving(self, request: Request, count: int) -> None:
         """A step with a request that has ended meanwhile; its KV is good if the tokens it belongs to are known."""

@@ -10,6 +10,9 @@ WINDOW_STEPS = 64
 MIN_PROMPT_STEPS, MIN_PROMPT_TOKENS = 4, 32
 """The speed of prompts is not known before so many steps with so many tokens each: the first ones warm up."""
 
+FIRST_STEP_TOKENS, MIN_STEP_TOKENS = 64, 16
+"""Prompt tokens beside running streams while no speed is known, and however slow the engine is."""
+
 MARGIN = 2.0
 """A prompt may go so much faster than the best step measured, before it is taken for hopeless."""
 MIN_S, MAX_S = 1.0, 60.0
@@ -25,13 +28,17 @@ class Speed:
         self._tokens = 0
         self._seconds = 0.0
         self._mean_output: float | None = None
+        self._prompt_rate: float | None = None
 
     def note_step(self, mode: StepMode, tokens: int, seconds: float) -> None:
         """A step computed so many tokens, prompt and output alike."""
         if seconds <= 0:
             return
-        if mode != "decode" and tokens >= MIN_PROMPT_TOKENS:
-            self._prompt_speeds.append(tokens / seconds)
+        if mode != "decode":
+            before = tokens / seconds if self._prompt_rate is None else self._prompt_rate
+            self._prompt_rate = (before + tokens / seconds) / 2
+            if tokens >= MIN_PROMPT_TOKENS:
+                self._prompt_speeds.append(tokens / seconds)
         if len(self._steps) == WINDOW_STEPS:
             old_tokens, old_seconds = self._steps[0]
             self._tokens -= old_tokens
@@ -44,6 +51,16 @@ class Speed:
         """A request that ran has ended."""
         before = output_tokens if self._mean_output is None else self._mean_output
         self._mean_output = _KEEP * before + (1 - _KEEP) * output_tokens
+
+    def prompt_tokens_in(self, seconds: float) -> int:
+        """Prompt tokens for a step that is to take so long, its decode rows included; at least `MIN_STEP_TOKENS`.
+
+        The rate is that of the last few such steps, so it settles where a whole step takes `seconds`: with fewer tokens
+        than that, the fixed part of a step makes the rate lower, but the step still shorter.
+        """
+        if self._prompt_rate is None:
+            return FIRST_STEP_TOKENS
+        return max(MIN_STEP_TOKENS, int(self._prompt_rate * seconds))
 
     def least_seconds(self, prompt_tokens: int) -> float:
         """The least that a prompt of so many uncached tokens takes; 0 while that is not known."""

@@ -214,3 +214,18 @@ def test_draws_follow_the_distribution() -> None:
     counts = np.bincount(sampler._inverse_cdf(weights, numbers).numpy(), minlength=50)
     exact = np.exp(logits[0]) / np.exp(logits[0]).sum()
     assert np.abs(counts / 4001 - exact).max() < 1 / 4000
+
+
+@pytest.mark.parametrize("extreme", [{"temperature": 1e-50}, {"repetition_penalty": 1e-42, "temperature": 1.0}])
+def test_extreme_parameters_reach_no_neighbour(extreme: dict[str, Any]) -> None:
+    """Found beside the numpy sampler: the whole step failed."""
+    output = np.arange(50, dtype=np.int32)
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(5)).abs()
+    strange = SamplingRow(0, SamplingParams(**extreme), 1, 0, (), output[:1], output)
+    choices = choose(logits.clone(), [strange, row(temperature=1.0)])
+    alone = choose(logits[1:].clone(), [row(temperature=1.0)])
+    assert choices.tokens[1] == alone.tokens[0] and 1 not in choices.errors
+    if "temperature" in extreme and extreme["temperature"] < 1:
+        assert choices.tokens[0] == int(logits[0].argmax())
+    else:
+        assert "out of range" in choices.errors[0]

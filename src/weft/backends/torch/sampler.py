@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from weft.backends.draw import uniforms
+from weft.backends.sampler import LEAST_TEMPERATURE, Choices
 from weft.core.plan import Int32s, SamplingRow, TokenLogprobs
 
 NUCLEUS_CANDIDATES = 1024
@@ -32,15 +32,6 @@ DRAW_BLOCK = 1024
 
 ROWS_AT_ONCE = 4
 """Rows drawn together: so few that their logits stay near the processor and the working memory stays small."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """Chosen tokens, int32 [E] (-1 for failed rows); log probabilities and errors by index into the rows."""
-
-    tokens: Int32s
-    logprobs: dict[int, TokenLogprobs]
-    errors: dict[int, str]
 
 
 def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Choices:
@@ -61,6 +52,8 @@ def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Choices:
         for index, value in zip(changed, best[changed].tolist(), strict=True):
             if value == -math.inf:
                 errors.setdefault(index, "bias and banned tokens leave no token to choose")
+            elif not math.isfinite(value):
+                errors.setdefault(index, "the penalties of this request take its logits out of range")
     drawing = [index for index, row in enumerate(rows) if not row.params.greedy and index not in errors]
     for start in range(0, len(drawing), ROWS_AT_ONCE):
         some = drawing[start : start + ROWS_AT_ONCE]
@@ -163,7 +156,7 @@ def draw(scaled: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """
     params = [row.params for row in rows]
     if any(p.temperature != 1.0 for p in params):
-        scaled /= _column([p.temperature for p in params], scaled)
+        scaled /= _column([max(p.temperature, LEAST_TEMPERATURE) for p in params], scaled)
     floors = _column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], scaled)
     count, vocabulary = scaled.shape
     blocks = -(-vocabulary // DRAW_BLOCK)

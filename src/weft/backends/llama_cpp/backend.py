@@ -1,0 +1,300 @@
+"""`LlamaCppBackend`: GGUF models through llama.cpp's low-level API.
+
+KV lives in one unified cache of cells that carry sequence ids (kv/sequences.py decides which); each step is one
+`llama_decode` after the `KvOp`s of its plan. The lengths of all sequences are kept beside it, so that a row whose
+sequence does not end where the plan says fails alone, instead of leaving a hole that llama.cpp would not notice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from weft.backends.base import Geometry, Progress
+from weft.backends.llama_cpp.batch import Batch
+from weft.backends.llama_cpp.breaker import Breaker
+from weft.backends.llama_cpp.library import MAX_SEQUENCES, load_library, metadata
+from weft.backends.llama_cpp.probe import amx_works
+from weft.backends.sampler import choose, describe, log_softmax
+from weft.backends.steps import StepCancelled, TokenPool
+from weft.core.errors import ModelLoadError, SettingsError
+from weft.core.plan import TO_THE_END, Bools, Int32s, KvOp, StepPlan, StepResult
+
+KvType = Literal["f16", "bf16", "q8_0", "q4_0"]
+
+_KV_TYPES: dict[KvType, tuple[int, float]] = {  # ggml's number of the type, and bytes of one value
+    "f16": (1, 2.0),
+    "bf16": (30, 2.0),
+    "q8_0": (8, 34 / 32),
+    "q4_0": (2, 18 / 32),
+}
+SMALL_MODEL_BYTES = 64 * 2**20
+"""Below this a second thread costs more at every barrier than it computes."""
+RUNNING_SET = 8
+"""What `http.max_concurrent_requests` is when it is `auto`: every further row slows all the others here."""
+LOGITS_AT_ONCE = 8_000_000
+"""Prompt log probabilities are computed for so many logits at a time (32 MB in float32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppOptions:
+    """Args of the engine.
+
+    Attributes:
+        num_sequences: ids, 1 to 256.
+        batch_tokens: most prompt tokens of one step.
+        batch_rows: most rows of one step.
+        threads: CPU threads; None: one for a small model, else those that this process may use.
+        gpu_layers: layers on the GPU; None: llama.cpp's own choice (all, where it was built for one).
+        flash_attention: None: llama.cpp's own choice.
+        kv_type: number format of K and V.
+    """
+
+    num_sequences: int = 32
+    batch_tokens: int = 512
+    batch_rows: int = RUNNING_SET
+    threads: int | None = None
+    gpu_layers: int | None = None
+    flash_attention: bool | None = None
+    kv_type: KvType = "f16"
+
+
+class LlamaCppBackend:
+    """See the module's docstring. `path` is a GGUF file, or the first one of several."""
+
+    name = "llama_cpp"
+    features = frozenset({"logprobs", "prompt_logprobs", "logit_bias", "penalties"})
+
+    def __init__(self, path: Path, options: LlamaCppOptions | None = None) -> None:
+        self._path = path
+        self._options = options or LlamaCppOptions()
+        if not 1 <= self._options.num_sequences <= MAX_SEQUENCES:
+            raise SettingsError(f"backend.llama_cpp.n_seq_max: must be 1 to {MAX_SEQUENCES}")
+        self._library = load_library()
+        self._model: Any = None
+        self._context: Any = None
+        self._memory: Any = None
+        self._batch: Batch
+        self._vocab_size = 0
+        self._lengths: list[int] = []
+        self._breaker = Breaker()
+        self._tokens = TokenPool()
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    def load(self, progress: Progress | None = None) -> Geometry:
+        """Reads the model. Raises ModelLoadError."""
+        library, options = self._library, self._options
+        if not self._path.is_file():
+            raise ModelLoadError(f"{self._path}: no such file")
+        params = library.llama_model_default_params()
+        if options.gpu_layers is not None:
+            params.n_gpu_layers = options.gpu_layers
+        params.use_extra_bufts = amx_works()
+        size = self._path.stat().st_size
+
+        @library.llama_progress_callback
+        def report(share: float, _data: ctypes.c_void_p) -> bool:
+            if progress is not None:
+                progress(int(share * size), size)
+            return True
+
+        params.progress_callback = report
+        self._model = library.llama_model_load_from_file(str(self._path).encode(), params)
+        if not self._model:
+            self._model = None
+            raise ModelLoadError(f"{self._path}: llama.cpp cannot load this file (its log says why)")
+        if not library.llama_model_has_decoder(self._model) or library.llama_model_has_encoder(self._model):
+            raise ModelLoadError(f"{self._path}: an encoder, which generates no text")
+        return self._geometry()
+
+    def allocate_kv(self, num_slots: int) -> None:
+        """Makes the context with its cells; a second call replaces it."""
+        library, options = self._library, self._options
+        if self._context is not None:
+            library.llama_free(self._context)
+        rows = min(options.batch_rows, options.num_sequences)
+        kv_type, _ = _KV_TYPES[options.kv_type]
+        params = library.llama_context_default_params()
+        params.n_ctx = num_slots
+        params.n_batch = options.batch_tokens + rows
+        params.n_ubatch = options.batch_tokens
+        params.n_seq_max = options.num_sequences
+        params.n_threads = params.n_threads_batch = self._threads()
+        params.type_k = params.type_v = kv_type
+        params.kv_unified = True
+        params.swa_full = True
+        params.no_perf = True
+        if options.flash_attention is not None:
+            params.flash_attn_type = int(options.flash_attention)
+        elif options.kv_type in ("q8_0", "q4_0"):
+            params.flash_attn_type = 1  # a quantised V needs it
+        self._context = library.llama_init_from_model(self._model, params)
+        if not self._context:
+            self._context = None
+            raise ModelLoadError(f"{self._path}: llama.cpp cannot make a context of {num_slots} tokens")
+        self._memory = library.llama_get_memory(self._context)
+        self._breaker.install(library, self._context)
+        self._batch = Batch(library, params.n_batch)
+        self._lengths = [0] * options.num_sequences
+
+    def close(self) -> None:
+        """Gives the model and its cells back."""
+        if self._context is not None:
+            self._library.llama_free(self._context)
+        if self._model is not None:
+            self._library.llama_model_free(self._model)
+        self._context = self._model = None
+
+    # ---- steps ------------------------------------------------------------------------------------------------
+
+    def forward(self, plan: StepPlan) -> StepResult:
+        """Computes one step. Raises StepCancelled when `cancel` has broken it off."""
+        assert plan.sequences is not None
+        self.rearrange(plan.kv_ops)  # whatever becomes of the step: the ones after it build on them
+        runs = self._breaker.begin(plan.step)
+        if not runs:
+            raise StepCancelled(f"step {plan.step} was not begun")
+        self._tokens.resolve(plan)
+        result = StepResult(np.full(plan.num_rows, -1, dtype=np.int32))
+        starts = plan.seq_lens - plan.extend_lens
+        for row, (sequence, start) in enumerate(zip(plan.sequences.tolist(), starts.tolist(), strict=True)):
+            if self._lengths[sequence] != start:
+                result.errors[row] = "the step that this one builds on was not computed"
+        rows = np.array([row for row in range(plan.num_rows) if row not in result.errors], dtype=np.int64)
+        if len(rows):
+            self._decode(plan, rows, result)
+        self._tokens.store(plan, result.tokens)
+        return result
+
+    def cancel(self, step: int) -> None:
+        """Breaks a step off before llama.cpp's next operation."""
+        self._breaker.cancel(step)
+
+    def _decode(self, plan: StepPlan, rows: np.ndarray[Any, Any], result: StepResult) -> None:
+        assert plan.sequences is not None
+        row_of_token = np.repeat(np.arange(plan.num_rows), plan.extend_lens)
+        chosen = np.isin(row_of_token, rows) if len(rows) < plan.num_rows else np.ones(plan.num_tokens, dtype=np.bool_)
+        wanted = _outputs(plan)
+        sequences = plan.sequences[row_of_token]
+        batch = self._batch.fill(plan.token_ids[chosen], plan.positions[chosen], sequences[chosen], wanted[chosen])
+        code = self._library.llama_decode(self._context, batch)
+        if code:
+            for row in rows.tolist():
+                self._cut(int(plan.sequences[row]), int(plan.seq_lens[row] - plan.extend_lens[row]))
+            if code == 2:
+                raise StepCancelled(f"step {plan.step} was broken off")
+            reason = "found no room for the step's KV" if code == 1 else f"failed with code {code}"
+            raise RuntimeError(f"llama_decode {reason}")
+        for row in rows.tolist():
+            self._lengths[int(plan.sequences[row])] = int(plan.seq_lens[row])
+        outputs = wanted & chosen
+        count = int(outputs.sum())
+        if count:
+            pointer = self._library.llama_get_logits(self._context)
+            logits = np.ctypeslib.as_array(pointer, shape=(count, self._vocab_size))
+            place = np.cumsum(outputs) - 1  # of a token, its row of logits
+            self._choose(plan, rows, logits, place, result)
+
+    def _choose(
+        self, plan: StepPlan, rows: np.ndarray[Any, Any], logits: Any, place: np.ndarray[Any, Any], result: StepResult
+    ) -> None:
+        """Tokens and log probabilities from logits float32 [n, vocabulary]; `place` int [T] is where a token's are."""
+        taken = set(rows.tolist())
+        last = np.cumsum(plan.extend_lens) - 1
+        sampling = [row for row in plan.sampling if row.row in taken]
+        if sampling:
+            which = place[last[[row.row for row in sampling]]]
+            run = len(which) == len(logits)  # all of them, in order: no copy
+            choices = choose(logits if run else logits[which], sampling)
+            emitting = [row.row for row in sampling]
+            result.tokens[emitting] = choices.tokens
+            result.logprobs.update({emitting[index]: entry for index, entry in choices.logprobs.items()})
+            result.errors.update({emitting[index]: message for index, message in choices.errors.items()})
+        at_once = max(1, LOGITS_AT_ONCE // self._vocab_size)
+        for row, asked in plan.prompt_logprobs.items():
+            if row not in taken:
+                continue
+            first = int(last[row] - plan.extend_lens[row] + 1)
+            entries = []
+            for start in range(0, len(asked.targets), at_once):
+                targets = asked.targets[start : start + at_once]
+                these = place[first + start : first + start + len(targets)]
+                entries += describe(log_softmax(logits[these]), targets, [asked.top_k] * len(targets))
+            result.prompt_logprobs[row] = entries
+
+    def rearrange(self, ops: tuple[KvOp, ...]) -> None:
+        """Changes which cells belong to which sequences."""
+        library = self._library
+        for op in ops:
+            if op.kind == "copy":
+                library.llama_memory_seq_cp(self._memory, op.source, op.sequence, op.start, op.end)
+                self._lengths[op.sequence] = max(self._lengths[op.sequence], op.end)
+            elif op.end == TO_THE_END:
+                self._cut(op.sequence, op.start)
+            else:  # a copy fills the gap again
+                library.llama_memory_seq_rm(self._memory, op.sequence, op.start, op.end)
+
+    def _cut(self, sequence: int, length: int) -> None:
+        """The sequence keeps positions below `length`."""
+        if not self._library.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            raise RuntimeError(f"llama.cpp cannot shorten sequence {sequence} to {length} tokens")
+        self._lengths[sequence] = min(self._lengths[sequence], length)
+
+    # ---- facts ------------------------------------------------------------------------------------------------
+
+    def _geometry(self) -> Geometry:
+        library, model = self._library, self._model
+        vocab = library.llama_model_get_vocab(model)
+        self._vocab_size = library.llama_vocab_n_tokens(vocab)
+        description = ctypes.create_string_buffer(128)
+        library.llama_model_desc(model, description, 128)
+        ends = tuple(i for i in range(self._vocab_size) if library.llama_vocab_is_eog(vocab, i))
+        layers = library.llama_model_n_layer(model)
+        described = description.value.decode("utf-8", "replace")
+        return Geometry(
+            num_layers=layers,
+            kv_bytes_per_token=self._kv_bytes_per_token(layers),
+            max_context_tokens=library.llama_model_n_ctx_train(model),
+            vocab_size=self._vocab_size,
+            eos_token_ids=ends,
+            description=f"{described}, {layers} layers, KV in {self._options.kv_type}",
+            dtype=self._options.kv_type,
+            running_set=RUNNING_SET,
+            num_sequences=self._options.num_sequences,
+            max_step_tokens=self._options.batch_tokens,
+        )
+
+    def _kv_bytes_per_token(self, layers: int) -> int:
+        """Bytes of K and V over all layers, from the file's own numbers."""
+        library, model = self._library, self._model
+        architecture = metadata(library, model, "general.architecture") or ""
+        heads = library.llama_model_n_head_kv(model)
+        usual = library.llama_model_n_embd(model) // max(1, library.llama_model_n_head(model))
+        keys = int(metadata(library, model, f"{architecture}.attention.key_length") or usual)
+        values = int(metadata(library, model, f"{architecture}.attention.value_length") or usual)
+        _, size = _KV_TYPES[self._options.kv_type]
+        return max(1, round(layers * heads * (keys + values) * size))
+
+    def _threads(self) -> int:
+        if self._options.threads is not None:
+            return self._options.threads
+        if self._library.llama_model_size(self._model) < SMALL_MODEL_BYTES:
+            return 1
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _outputs(plan: StepPlan) -> Bools:
+    """bool [T], the tokens whose logits are wanted."""
+    wanted = np.zeros(plan.num_tokens, dtype=np.bool_)
+    ends: Int32s = np.cumsum(plan.extend_lens)
+    wanted[ends[plan.emits] - 1] = True
+    for row, asked in plan.prompt_logprobs.items():
+        first = int(ends[row] - plan.extend_lens[row])
+        wanted[first : first + len(asked.targets)] = True
+    return wanted
