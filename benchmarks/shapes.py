@@ -82,3 +82,62 @@ def write_qwen3_06b(folder: Path, seed: int = 0) -> Path:
         shutil.copy(DEMO / name, folder / name)
     (folder / "config.json").write_text(json.dumps(QWEN3_06B, indent=2))
     return folder
+
+
+def write_qwen3_06b_gguf(folder: Path, kind: str, seed: int = 0) -> Path:
+    """The same shape as a GGUF file with random weights: "Q8_0" or "Q4_K_M", quantised by llama.cpp from F16.
+
+    Tokens beyond the demo model's are named `[unused N]`. Made once; 0.6 or 0.4 GB.
+    """
+    import gguf
+    from gguf.constants import GGMLQuantizationType, LlamaFileType, TokenType
+
+    from tools.demo_model.export_gguf import add_metadata, gguf_name
+
+    out = folder / f"qwen3-0.6b-{kind}.gguf"
+    if out.exists():
+        return out
+    source = folder / "qwen3-0.6b-F16.gguf"
+    if not source.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = gguf.GGUFWriter(source.with_suffix(".part"), "qwen3")
+        add_metadata(writer, QWEN3_06B, LlamaFileType.MOSTLY_F16)
+        tokenizer = json.loads((DEMO / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+        special = {t["id"] for t in tokenizer["added_tokens"] if t["special"]}
+        tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+        kinds = [TokenType.CONTROL if i in special else TokenType.NORMAL for i in range(len(tokens))]
+        missing = QWEN3_06B["vocab_size"] - len(tokens)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("qwen2")
+        writer.add_token_list(tokens + [f"[unused {i}]" for i in range(missing)])
+        writer.add_token_types(kinds + [TokenType.UNUSED] * missing)
+        writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]])
+        writer.add_eos_token_id(QWEN3_06B["eos_token_id"])
+        writer.add_add_bos_token(False)
+        writer.add_chat_template((DEMO / "chat_template.jinja").read_text(encoding="utf-8"))
+        rng = np.random.default_rng(seed)
+        for name, shape in _tensors(QWEN3_06B).items():
+            if len(shape) == 1:
+                writer.add_tensor(gguf_name(name), np.ones(shape, dtype=np.float32))
+            else:
+                values = (rng.standard_normal(shape, dtype=np.float32) * 0.02).astype(np.float16)
+                writer.add_tensor(gguf_name(name), values, raw_dtype=GGMLQuantizationType.F16)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        source.with_suffix(".part").rename(source)
+    _quantise(source, out, kind)
+    return out
+
+
+def _quantise(source: Path, out: Path, kind: str) -> None:
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = {"Q8_0": 7, "Q4_K_M": 15}[kind]
+    part = out.with_suffix(".part")
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(part).encode(), params):
+        raise RuntimeError(f"llama.cpp could not quantise {source}")
+    part.rename(out)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from weft.backends.base import Backend
 from weft.backends.checkpoint import Checkpoint
-from weft.backends.llama_cpp.gguf import is_gguf, read_metadata
+from weft.backends.llama_cpp.gguf import is_gguf, read_metadata, shards
 from weft.config.settings import Settings
 from weft.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from weft.text.tokenizer import Tokenizer
+    from weft.text.tokenizer import BaseTokenizer
 
 BUNDLED_MODEL = Path(__file__).parent.parent / "assets" / "demo"
 
@@ -91,7 +91,7 @@ def _create_llama_cpp(settings: Settings) -> Backend:
     return LlamaCppBackend(model_folder(settings), options)
 
 
-def load_tokenizer(settings: Settings) -> Tokenizer:
+def load_tokenizer(settings: Settings) -> BaseTokenizer:
     """The tokenizer of the model that is served. Raises ModelLoadError."""
     path, template = model_folder(settings), settings.model.chat_template
     if is_gguf(path):
@@ -107,6 +107,6 @@ def context_tokens(settings: Settings) -> int:
     """Longest sequence of the model that is served, before `model.max_context_tokens`. Raises ModelLoadError."""
     path = model_folder(settings)
     if is_gguf(path):
-        facts = read_metadata(path)
-        return int(facts[f"{facts['general.architecture']}.context_length"])
+        facts = read_metadata(shards(path)[0])
+        return int(facts.get(f"{facts.get('general.architecture')}.context_length", 0))
     return Checkpoint.open(path).max_context_tokens

@@ -28,7 +28,7 @@ from weft.ipc.messages import (
     TokenOutput,
 )
 from weft.text.stream import TextStream
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import BaseTokenizer
 
 TOKENS_PER_CONTEXT = 4
 """/tokenize takes texts of up to so many times the longest prompt."""
@@ -68,7 +68,7 @@ class TextWorker:
     could take, if it is known; what the engine takes now is for it to judge.
     """
 
-    def __init__(self, tokenizer: Tokenizer, index: int = 0, *, max_prompt_tokens: int | None = None) -> None:
+    def __init__(self, tokenizer: BaseTokenizer, index: int = 0, *, max_prompt_tokens: int | None = None) -> None:
         self.tokenizer = tokenizer
         self._index = index
         self._max_prompt_tokens = max_prompt_tokens

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weft.text.stop import StopMatcher
 
 if TYPE_CHECKING:
-    from weft.text.tokenizer import Tokenizer
+    from weft.text.tokenizer import BaseTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: BaseTokenizer,
         *,
         prompt_ids: Sequence[int] = (),
         stops: Sequence[str] = (),

@@ -58,9 +58,21 @@ class TokenTable:
     strip_left: int
     first_pieces: Mapping[int, bytes]
 
+    @classmethod
+    def from_pieces(
+        cls, pieces: Sequence[bytes | None], special_ids: frozenset[int], *, byte_tokens: bool, strip_left: int
+    ) -> TokenTable:
+        """The table of a vocabulary whose bytes are known. `byte_tokens`: bytes have tokens of their own ("<0xE4>")."""
+        visible = [None if i in special_ids else piece for i, piece in enumerate(pieces)]
+        return cls(list(pieces), visible, _EACH_BYTE if byte_tokens else "replace", strip_left, {})
+
     def view(self, *, skip_special_tokens: bool) -> list[bytes | None]:
         """The list to look ids up in; None marks ids that give no text at all."""
         return self.visible if skip_special_tokens else self.pieces
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's bytes in the middle of a text; b"" for unknown ids."""
+        return (self.pieces[token_id] or b"") if 0 <= token_id < len(self.pieces) else b""
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Text of a whole sequence. Unknown ids give nothing, as in the `tokenizers` library."""

@@ -18,8 +18,10 @@ import numpy as np
 from weft.backends.base import Geometry, Progress
 from weft.backends.llama_cpp.batch import Batch
 from weft.backends.llama_cpp.breaker import Breaker
-from weft.backends.llama_cpp.library import MAX_SEQUENCES, load_library, metadata
+from weft.backends.llama_cpp.gguf import read_metadata, shards
+from weft.backends.llama_cpp.library import MAX_SEQUENCES, load_library
 from weft.backends.llama_cpp.probe import amx_works
+from weft.backends.llama_cpp.vocabulary import Failures, Vocabulary
 from weft.backends.sampler import choose, describe, log_softmax
 from weft.backends.steps import StepCancelled, TokenPool
 from weft.core.errors import ModelLoadError, SettingsError
@@ -81,6 +83,7 @@ class LlamaCppBackend:
         self._memory: Any = None
         self._batch: Batch
         self._vocab_size = 0
+        self._metadata: dict[str, Any] = {}
         self._lengths: list[int] = []
         self._breaker = Breaker()
         self._tokens = TokenPool()
@@ -90,8 +93,9 @@ class LlamaCppBackend:
     def load(self, progress: Progress | None = None) -> Geometry:
         """Reads the model. Raises ModelLoadError."""
         library, options = self._library, self._options
-        if not self._path.is_file():
-            raise ModelLoadError(f"{self._path}: no such file")
+        self._metadata = read_metadata(self._path)
+        self._path = shards(self._path, self._metadata)[0]
+        self._metadata = read_metadata(self._path)
         params = library.llama_model_default_params()
         if options.gpu_layers is not None:
             params.n_gpu_layers = options.gpu_layers
@@ -105,10 +109,11 @@ class LlamaCppBackend:
             return True
 
         params.progress_callback = report
-        self._model = library.llama_model_load_from_file(str(self._path).encode(), params)
-        if not self._model:
-            self._model = None
-            raise ModelLoadError(f"{self._path}: llama.cpp cannot load this file (its log says why)")
+        with Failures() as failures:
+            model = library.llama_model_load_from_file(os.fsencode(self._path), params)
+        if not model:
+            raise ModelLoadError(f"{self._path}: llama.cpp cannot load it: {failures.reason}")
+        self._model = model
         if not library.llama_model_has_decoder(self._model) or library.llama_model_has_encoder(self._model):
             raise ModelLoadError(f"{self._path}: an encoder, which generates no text")
         return self._geometry()
@@ -134,10 +139,12 @@ class LlamaCppBackend:
             params.flash_attn_type = int(options.flash_attention)
         elif options.kv_type in ("q8_0", "q4_0"):
             params.flash_attn_type = 1  # a quantised V needs it
-        self._context = library.llama_init_from_model(self._model, params)
-        if not self._context:
-            self._context = None
-            raise ModelLoadError(f"{self._path}: llama.cpp cannot make a context of {num_slots} tokens")
+        self._context = None
+        with Failures() as failures:
+            context = library.llama_init_from_model(self._model, params)
+        if not context:
+            raise ModelLoadError(f"{self._path}: no context of {num_slots} tokens: {failures.reason}")
+        self._context = context
         self._memory = library.llama_get_memory(self._context)
         self._breaker.install(library, self._context)
         self._batch = Batch(library, params.n_batch)
@@ -250,11 +257,10 @@ class LlamaCppBackend:
 
     def _geometry(self) -> Geometry:
         library, model = self._library, self._model
-        vocab = library.llama_model_get_vocab(model)
-        self._vocab_size = library.llama_vocab_n_tokens(vocab)
+        vocabulary = Vocabulary(self._path, self._metadata, model)
+        self._vocab_size = vocabulary.size
         description = ctypes.create_string_buffer(128)
         library.llama_model_desc(model, description, 128)
-        ends = tuple(i for i in range(self._vocab_size) if library.llama_vocab_is_eog(vocab, i))
         layers = library.llama_model_n_layer(model)
         described = description.value.decode("utf-8", "replace")
         return Geometry(
@@ -262,7 +268,7 @@ class LlamaCppBackend:
             kv_bytes_per_token=self._kv_bytes_per_token(layers),
             max_context_tokens=library.llama_model_n_ctx_train(model),
             vocab_size=self._vocab_size,
-            eos_token_ids=ends,
+            eos_token_ids=vocabulary.ending_ids,
             description=f"{described}, {layers} layers, KV in {self._options.kv_type}",
             dtype=self._options.kv_type,
             running_set=RUNNING_SET,
@@ -273,11 +279,11 @@ class LlamaCppBackend:
     def _kv_bytes_per_token(self, layers: int) -> int:
         """Bytes of K and V over all layers, from the file's own numbers."""
         library, model = self._library, self._model
-        architecture = metadata(library, model, "general.architecture") or ""
+        attention = f"{self._metadata.get('general.architecture')}.attention"
         heads = library.llama_model_n_head_kv(model)
         usual = library.llama_model_n_embd(model) // max(1, library.llama_model_n_head(model))
-        keys = int(metadata(library, model, f"{architecture}.attention.key_length") or usual)
-        values = int(metadata(library, model, f"{architecture}.attention.value_length") or usual)
+        keys = int(self._metadata.get(f"{attention}.key_length", usual))
+        values = int(self._metadata.get(f"{attention}.value_length", usual))
         _, size = _KV_TYPES[self._options.kv_type]
         return max(1, round(layers * heads * (keys + values) * size))
 

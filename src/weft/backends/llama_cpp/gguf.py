@@ -71,8 +71,8 @@ def read_metadata(path: Path, *, long_arrays: Collection[str] = ()) -> dict[str,
                 raise ModelLoadError(f"{path}: not a GGUF file (it begins with {magic!r}, not {MAGIC!r})")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data, long_arrays).read()
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: what cannot be mapped, such as a pipe
+        raise ModelLoadError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def shards(path: Path, metadata: Mapping[str, Any] | None = None) -> list[Path]:

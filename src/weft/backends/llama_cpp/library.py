@@ -45,16 +45,3 @@ def load_library() -> Any:
     llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     return llama_cpp
-
-
-def metadata(library: Any, model: Any, key: str) -> str | None:
-    """A value of the GGUF file's metadata as text; None where there is none."""
-    size = 256
-    while True:
-        buffer = ctypes.create_string_buffer(size)
-        needed = library.llama_model_meta_val_str(model, key.encode(), buffer, size)
-        if needed < 0:
-            return None
-        if needed < size:
-            return buffer.value.decode("utf-8", "replace")
-        size = needed + 1
