@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[str | None, typer.Argument(help="Checkpoint folder; the bundled demo model without it.")]
+Model = Annotated[str | None, typer.Argument(help="Checkpoint folder or GGUF file; the bundled demo model without it.")]
 Config = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
@@ -133,7 +133,7 @@ def generate(
 @app.command()
 @reports_errors
 def chat(
-    model: Annotated[str | None, typer.Argument(help="Checkpoint folder, or http://… of a server.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Checkpoint folder, GGUF file, or http://… of a server.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Temperature = 0.7,
     max_tokens: MaxTokens = 512,

@@ -147,3 +147,15 @@ def test_doctor_says_whether_a_model_fits() -> None:
     assert result.exit_code == 0, result.output
     assert "it fits" in result.stdout
     assert "bytes a token" in result.stdout
+
+
+def test_doctor_knows_gguf_files(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    from weft.backends.registry import BUNDLED_MODEL
+
+    result = run("doctor", "--model", str(BUNDLED_MODEL / "model-q8_0.gguf"))
+    assert result.exit_code == 0, result.output
+    assert "llama-cpp-python" in result.stdout and "it fits: qwen3" in result.stdout
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF\x03")
+    broken = run("doctor", "--model", str(tmp_path / "broken.gguf"))
+    assert broken.exit_code == 1 and "broken.gguf" in broken.stdout

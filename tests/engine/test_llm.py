@@ -190,3 +190,13 @@ def test_closing_twice_is_fine() -> None:
     with LLM(backend="fake", settings={"kv_cache.max_items": 1024}) as llm:
         llm.generate("Once", GREEDY)
     llm.close()
+
+
+def test_a_gguf_file() -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    from weft.backends.registry import BUNDLED_MODEL
+
+    with LLM(str(BUNDLED_MODEL / "model-q8_0.gguf")) as llm:
+        question = [{"role": "user", "content": "Count from 1 to 5."}]
+        answer = llm.chat(question, SamplingParams(temperature=0, max_new_tokens=32))[0]
+        assert answer.text.startswith("1, 2, 3, 4, 5")

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from weft.backends.base import Geometry
 from weft.backends.checkpoint import Checkpoint
+from weft.backends.llama_cpp.gguf import is_gguf, read_metadata, shards
+from weft.backends.llama_cpp.library import HOW_TO_GET, is_installed, load_library
+from weft.backends.llama_cpp.probe import amx_works
 from weft.backends.registry import create_backend, model_folder
 from weft.config.settings import Settings
 from weft.core.errors import WeftError
@@ -37,17 +40,37 @@ def report(settings: Settings, *, check_model: bool) -> bool:
             fine = fine and package != "torch"
     if fine:
         print(f"GPU: {_gpu()}")
+    fine = _report_llama_cpp() or fine
     if check_model:
         fine = _report_model(settings) and fine
     return fine
 
 
-def _report_model(settings: Settings) -> bool:
-    folder: Path = model_folder(settings)
+def _report_llama_cpp() -> bool:
+    """Whether GGUF files can be served, and how llama.cpp was built."""
+    if not is_installed():
+        print(f"llama-cpp-python is missing: the llama.cpp engine (serves GGUF files). To get it: {HOW_TO_GET}")
+        print("  built for this processor: CMAKE_ARGS=-DGGML_NATIVE=ON; for NVIDIA GPUs: CMAKE_ARGS=-DGGML_CUDA=ON")
+        return False
     try:
-        checkpoint = Checkpoint.open(folder)
-        print(f"{folder}: {checkpoint.architecture}, {checkpoint.total_bytes / 2**20:.0f} MiB of weights")
-        if checkpoint.total_bytes > available_bytes():
+        library = load_library()
+    except WeftError as error:
+        print(error)
+        return False
+    facts = library.llama_print_system_info().decode().strip().strip("|").replace(" = 1", "").replace(" |", ",")
+    print(f"llama-cpp-python {library.__version__}: the llama.cpp engine (serves GGUF files), {facts}")
+    print(f"  GPU offload: {'yes' if library.llama_supports_gpu_offload() else 'no, built for the CPU'}")
+    if not amx_works():
+        print("  it crashes where it uses AMX, and is run without; a build by GCC 13 or newer is faster")
+    return True
+
+
+def _report_model(settings: Settings) -> bool:
+    path: Path = model_folder(settings)
+    try:
+        architecture, size = _model_facts(path)
+        print(f"{path}: {architecture}, {size / 2**20:.0f} MiB of weights")
+        if size > available_bytes():
             print("it does not fit: its weights are larger than the free memory")
             return False
         backend = create_backend(settings)
@@ -59,6 +82,15 @@ def _report_model(settings: Settings) -> bool:
         print(f"it cannot be served: {error}")
         return False
     return True
+
+
+def _model_facts(path: Path) -> tuple[str, int]:
+    """Architecture, and bytes of weights. Raises ModelLoadError."""
+    if is_gguf(path):
+        files = shards(path)
+        return str(read_metadata(files[0]).get("general.architecture")), sum(file.stat().st_size for file in files)
+    checkpoint = Checkpoint.open(path)
+    return checkpoint.architecture, checkpoint.total_bytes
 
 
 def _report_room(settings: Settings, geometry: Geometry) -> None:

@@ -43,7 +43,7 @@ class ModelSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     served_name: Annotated[
         NonEmpty | None,
-        Meta(description="The model's name in the API. `null`: the name of its folder."),
+        Meta(description="The model's name in the API. `null`: the name of its folder or file."),
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

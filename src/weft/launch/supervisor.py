@@ -125,7 +125,7 @@ class Supervisor:
         self._children.watch_heartbeats()
         engine, text = facts["engine"], facts["text0"]
         model = self._settings.model
-        default_name = "weft-demo" if model.path is None else Path(model.path).resolve().name
+        default_name = "weft-demo" if model.path is None else Path(model.path).resolve().name.removesuffix(".gguf")
         return ModelFacts(
             served_name=model.served_name or default_name,
             backend=engine["backend"],

@@ -16,7 +16,8 @@ HOW_TO_GET = "pip install 'weft[llama-cpp]'"
 MAX_SEQUENCES = 256
 """`LLAMA_MAX_SEQ`, which the library does not tell."""
 
-_LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}  # GGML_LOG_LEVEL_INFO, _WARN, _ERROR
+# GGML_LOG_LEVEL_WARN and _ERROR; its warnings are about what we do on purpose, such as a cache larger than a context.
+_LEVELS = {3: logging.INFO, 4: logging.ERROR}
 _kept: list[Any] = []  # callbacks that the library holds on to
 
 
