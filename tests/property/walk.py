@@ -38,6 +38,7 @@ class Shape:
     eviction_policy: str = "lru"
     eviction_threshold: float = 1.0
     num_sequences: int | None = None  # KV under sequence ids instead of in slots
+    shares: bool = True
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Shape:
@@ -67,6 +68,7 @@ class Shape:
             eviction_threshold=[1.0, 0.8, 0.3][int(rng.integers(3))],
         )
         if page_size == 1 and rng.integers(3):
+            shape.shares = bool(rng.integers(8))
             shape.num_sequences = int(rng.integers(1, shape.limits.max_batch_size + 9))
         return shape
 
@@ -86,6 +88,7 @@ class Walk:
             eviction_policy=shape.eviction_policy,  # type: ignore[arg-type]
             eviction_threshold=shape.eviction_threshold,
             num_sequences=shape.num_sequences,
+            shares=shape.shares,
         )
         self.backend = FakeBackend(
             vocab_size=VOCAB, max_context_tokens=shape.max_context, num_sequences=shape.num_sequences
@@ -129,7 +132,7 @@ class Walk:
                 params,
                 priority=priority,
                 deadline_s=deadline,
-                session_id=session if self.shape.retain == "prefix" else None,
+                session_id=session if self.cache.retain == "prefix" else None,
             )
         except QueueFullError:
             assert len(self.scheduler.queued) >= self.shape.limits.max_queue_size
@@ -196,7 +199,7 @@ class Walk:
         counts = self.cache.counts()
         assert counts.active == 0
         assert self.cache.rows.free_rows == self.shape.limits.max_batch_size
-        if self.shape.retain == "none":
+        if self.shape.retain == "none" or not self.shape.shares:
             assert counts.cached == 0
         assert self.ended.keys() == self.requests.keys(), "an accepted request has no ending"
         self.cache.flush()

@@ -27,6 +27,7 @@ class Geometry:
         plans_ahead: whether it pays to plan a step while another runs, when `scheduler.overlap` is `auto`.
         kv_budget_bytes: what the KV pool may take on the device when nothing bounds it; None: a share of the host's
             free memory.
+        shares_prefixes: False for models whose state belongs to a whole sequence (recurrent ones): nothing is reused.
         max_step_tokens: most prompt tokens that a step may have.
         num_sequences: sequence ids, where KV is stored under such instead of in slots (`StepPlan.sequences`).
     """
@@ -42,6 +43,7 @@ class Geometry:
     plans_ahead: bool = False
     kv_budget_bytes: int | None = None
     num_sequences: int | None = None
+    shares_prefixes: bool = True
     max_step_tokens: int | None = None
 
 

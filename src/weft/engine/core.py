@@ -101,6 +101,7 @@ class EngineCore:
                 eviction_threshold=kv.eviction_threshold,
                 bytes_per_token=self.geometry.kv_bytes_per_token,
                 num_sequences=self.geometry.num_sequences,
+                shares=self.geometry.shares_prefixes,
             ),
             model=ModelFacts(
                 max_context_tokens=context,

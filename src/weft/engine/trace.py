@@ -57,6 +57,7 @@ class CacheShape(msgspec.Struct, frozen=True, kw_only=True):
     eviction_threshold: float
     bytes_per_token: int
     num_sequences: int | None = None
+    shares: bool = True
 
     def make(self) -> PrefixCache:
         return PrefixCache(**msgspec.structs.asdict(self))

@@ -61,6 +61,7 @@ class PrefixCache:
         bytes_per_token: of KV, for what is told to people.
         num_sequences: sequence ids of an engine that stores KV under such; every request then needs one (`bind`), and
             every leaf of the tree keeps one.
+        shares: whether a prefix can be shared at all; some models (recurrent ones) keep one state for a whole sequence.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class PrefixCache:
         eviction_threshold: float = 1.0,
         bytes_per_token: int = 0,
         num_sequences: int | None = None,
+        shares: bool = True,
     ) -> None:
         self.page_size = page_size
-        self.retain = retain
+        self.retain = retain if shares else "none"
+        self.shares = shares
         self.evicted_total = 0
         self.pages = PageAllocator(capacity, page_size)
         self.tree = RadixTree(page_size, eviction_policy)
@@ -115,6 +118,7 @@ class PrefixCache:
         if request.row >= 0:
             raise InvariantError(f"{request!r} is attached already")
         tokens = request.tokens[: request.device_len - 1]
+        reuse = reuse and self.shares
         match = self.tree.match(tokens if reuse else tokens[:0])
         request.miss = self._miss(tokens, match) if reuse else CacheMiss("not_used", 0)
         self.tree.lock(match.node)
@@ -176,7 +180,7 @@ class PrefixCache:
         """
         old: PrefixHandle = request.prefix
         length = request.cached_len - request.cached_len % self.page_size
-        if length <= old.length:
+        if length <= old.length or not self.shares:
             return
         row = self.rows.table[request.row]
         match = self._insert(request, row, length)

@@ -163,6 +163,8 @@ class Scheduler(Roster):
         if flight is None:
             return False
         unwanted = sum(count for request, count in flight.rows if request.state.terminal)
+        if not self.cache.shares:  # nor can a step be done again on a state that it has changed
+            return unwanted == plan.num_tokens
         return unwanted == plan.num_tokens or unwanted >= max(MIN_UNWANTED_TOKENS, plan.num_tokens / 2)
 
     def check(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,18 @@ def chat(*turns: str) -> list[int]:
 class Rig:
     """`capacity` cells, `sequences` ids; every step is followed by a proof of all invariants."""
 
-    def __init__(self, capacity: int = 4096, sequences: int = 16, options: LlamaCppOptions | None = None, **more: Any):
+    def __init__(
+        self,
+        capacity: int = 4096,
+        sequences: int = 16,
+        options: LlamaCppOptions | None = None,
+        model: Path = GGUF,
+        **more: Any,
+    ) -> None:
         cache_facts = {name: more.pop(name) for name in ("retain", "eviction_threshold") if name in more}
         options = replace(options or LlamaCppOptions(), num_sequences=sequences)
-        self.backend = LlamaCppBackend(GGUF, options)
-        geometry = self.backend.load()
+        self.backend = LlamaCppBackend(model, options)
+        self.geometry = geometry = self.backend.load()
         self.backend.allocate_kv(capacity)
         self.limits = replace(LIMITS, **{"max_batch_size": min(8, sequences)} | more)
         self.cache = PrefixCache(
@@ -55,6 +63,7 @@ class Rig:
             max_rows=self.limits.max_batch_size,
             max_len=min(capacity, geometry.max_context_tokens),
             num_sequences=sequences,
+            shares=geometry.shares_prefixes,
             **cache_facts,
         )
         self.clock = VirtualClock()

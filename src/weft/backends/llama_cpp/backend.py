@@ -8,6 +8,7 @@ sequence does not end where the plan says fails alone, instead of leaving a hole
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from weft.backends.sampler import choose, describe, log_softmax
 from weft.backends.steps import StepCancelled, TokenPool
 from weft.core.errors import ModelLoadError, SettingsError
 from weft.core.plan import TO_THE_END, Bools, Int32s, KvOp, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
 
 KvType = Literal["f16", "bf16", "q8_0", "q4_0"]
 
@@ -248,9 +251,10 @@ class LlamaCppBackend:
                 library.llama_memory_seq_rm(self._memory, op.sequence, op.start, op.end)
 
     def _cut(self, sequence: int, length: int) -> None:
-        """The sequence keeps positions below `length`."""
+        """The sequence keeps positions below `length`; none where the model cannot cut: its row then fails alone."""
         if not self._library.llama_memory_seq_rm(self._memory, sequence, length, -1):
-            raise RuntimeError(f"llama.cpp cannot shorten sequence {sequence} to {length} tokens")
+            self._library.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+            length = 0
         self._lengths[sequence] = min(self._lengths[sequence], length)
 
     # ---- facts ------------------------------------------------------------------------------------------------
@@ -273,8 +277,17 @@ class LlamaCppBackend:
             dtype=self._options.kv_type,
             running_set=RUNNING_SET,
             num_sequences=self._options.num_sequences,
+            shares_prefixes=not self._keeps_state(),
             max_step_tokens=self._options.batch_tokens,
         )
+
+    def _keeps_state(self) -> bool:
+        """Whether layers keep a state of the whole sequence, which cannot be cut or continued from the middle."""
+        library, model = self._library, self._model
+        keeps = bool(library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model))
+        if keeps:
+            logger.warning("%s: a model with recurrent layers: no prompt shares what another has computed", self._path)
+        return keeps
 
     def _kv_bytes_per_token(self, layers: int) -> int:
         """Bytes of K and V over all layers, from the file's own numbers."""
