@@ -33,6 +33,7 @@ GROWTH_BYTES = 12 * 2**20
 
 IDLE_SHARE = 0.01
 IDLE_WINDOW_S = 4.0
+IDLE_WINDOWS = 4
 
 
 def crowd_comes(worker: Worker, count: int, seed: int, **shape: int) -> Crowd:
@@ -61,13 +62,17 @@ def test_crowds_come_and_go_and_memory_stays() -> None:
 
 
 def assert_idle(worker: Worker) -> None:
-    """Doing nothing costs nothing: no process polls."""
-    used = [cpu_s(pid) for pid in processes(worker)]
-    started_s = time.monotonic()
-    time.sleep(IDLE_WINDOW_S)  # a window to measure in, not a wait for something
-    elapsed_s = time.monotonic() - started_s
-    shares = [(cpu_s(pid) - u) / elapsed_s for pid, u in zip(processes(worker), used, strict=True)]
-    assert max(shares) < IDLE_SHARE, shares
+    """Doing nothing costs nothing. No process polls: one of a few windows shows it, whatever else the machine does."""
+    shares: list[float] = []
+    for _ in range(IDLE_WINDOWS):
+        used = [cpu_s(pid) for pid in processes(worker)]
+        started_s = time.monotonic()
+        time.sleep(IDLE_WINDOW_S)  # a window to measure in, not a wait for something
+        elapsed_s = time.monotonic() - started_s
+        shares = [(cpu_s(pid) - u) / elapsed_s for pid, u in zip(processes(worker), used, strict=True)]
+        if max(shares) < IDLE_SHARE:
+            return
+    raise AssertionError(f"shares of a core used while idle: {shares}")
 
 
 @NEEDS_TORCH
