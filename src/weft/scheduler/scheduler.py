@@ -36,6 +36,7 @@ class _Flight:
 
     rows: list[Row]
     planned_s: float
+    prompt_tokens: int
     undone: dict[int, None] = field(default_factory=dict)
 
 
@@ -103,7 +104,8 @@ class Scheduler(Roster):
         """Records what a step gave. Reads the plan and the result, not what has become of the requests since."""
         now = self._clock.now_s()
         flight = self._land(plan)
-        self.speed.note_step(plan.mode, plan.num_tokens, now - max(flight.planned_s, self._landed_s))
+        seconds = now - max(flight.planned_s, self._landed_s)
+        self.speed.note_step(plan.mode, plan.num_tokens, seconds, flight.prompt_tokens)
         self._landed_s = now
         self._ratio.note_step()
         emits, tokens = plan.emits.tolist(), result.tokens.tolist()
@@ -268,7 +270,8 @@ class Scheduler(Roster):
     def _depart(self, prompts: list[Row], decoding: list[Request], mode: StepMode) -> StepPlan:
         now = self._clock.now_s()
         plan = build_plan(self.steps, mode, prompts, decoding, self.cache, now)
-        self._flights[plan.step] = _Flight([*prompts, *((r, 1) for r in decoding)], now)
+        rows = [*prompts, *((r, 1) for r in decoding)]
+        self._flights[plan.step] = _Flight(rows, now, sum(count for _, count in prompts))
         self._last_mode = mode
         self.steps += 1
         return plan

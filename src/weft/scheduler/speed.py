@@ -10,13 +10,19 @@ WINDOW_STEPS = 64
 MIN_PROMPT_STEPS, MIN_PROMPT_TOKENS = 4, 32
 """The speed of prompts is not known before so many steps with so many tokens each: the first ones warm up."""
 
-FIRST_STEP_TOKENS, MIN_STEP_TOKENS = 64, 16
+FIRST_STEP_TOKENS, MIN_STEP_TOKENS = 16, 4
 """Prompt tokens beside running streams while no speed is known, and however slow the engine is."""
 
 MARGIN = 2.0
 """A prompt may go so much faster than the best step measured, before it is taken for hopeless."""
 MIN_S, MAX_S = 1.0, 60.0
 _KEEP = 0.95  # of an average, per further measurement
+_AIM = 0.8
+"""Of the time that a step may take, the rest is for what no measurement foretells."""
+_RISE = 0.25
+"""So much of a better measurement is believed at once; a worse one wholly."""
+_LEAST_SHARE = 0.25
+"""Prompt tokens take at least this share of a mixed step, whatever a decode step took before."""
 
 
 class Speed:
@@ -29,14 +35,16 @@ class Speed:
         self._seconds = 0.0
         self._mean_output: float | None = None
         self._prompt_rate: float | None = None
+        self._decode_s: float | None = None
 
-    def note_step(self, mode: StepMode, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens, prompt and output alike."""
+    def note_step(self, mode: StepMode, tokens: int, seconds: float, prompt_tokens: int = 0) -> None:
+        """A step computed so many tokens, prompt and output alike; the prompts' share of them."""
         if seconds <= 0:
             return
-        if mode != "decode":
-            before = tokens / seconds if self._prompt_rate is None else self._prompt_rate
-            self._prompt_rate = (before + tokens / seconds) / 2
+        if mode == "decode":
+            self._decode_s = seconds if self._decode_s is None else (self._decode_s + seconds) / 2
+        elif prompt_tokens >= MIN_STEP_TOKENS:
+            self._note_prompts(prompt_tokens, seconds, self._decode_s or 0.0 if mode == "mixed" else 0.0)
             if tokens >= MIN_PROMPT_TOKENS:
                 self._prompt_speeds.append(tokens / seconds)
         if len(self._steps) == WINDOW_STEPS:
@@ -55,12 +63,13 @@ class Speed:
     def prompt_tokens_in(self, seconds: float) -> int:
         """Prompt tokens for a step that is to take so long, its decode rows included; at least `MIN_STEP_TOKENS`.
 
-        The rate is that of the last few such steps, so it settles where a whole step takes `seconds`: with fewer tokens
-        than that, the fixed part of a step makes the rate lower, but the step still shorter.
+        What the decode rows take is what a decode step took lately; half of the step while there was none.
         """
         if self._prompt_rate is None:
             return FIRST_STEP_TOKENS
-        return max(MIN_STEP_TOKENS, int(self._prompt_rate * seconds))
+        aim_s = seconds * _AIM
+        decode_s = aim_s / 2 if self._decode_s is None else self._decode_s
+        return max(MIN_STEP_TOKENS, int(self._prompt_rate * (aim_s - decode_s)))
 
     def least_seconds(self, prompt_tokens: int) -> float:
         """The least that a prompt of so many uncached tokens takes; 0 while that is not known."""
@@ -77,3 +86,9 @@ class Speed:
             return MIN_S
         work = uncached_tokens + requests * (self._mean_output or 0.0)
         return min(MAX_S, max(MIN_S, work / 2 * self._seconds / self._tokens))
+
+    def _note_prompts(self, prompt_tokens: int, seconds: float, decode_s: float) -> None:
+        """How fast prompt tokens went, beside decode rows that take `decode_s`."""
+        rate = prompt_tokens / max(seconds - decode_s, seconds * _LEAST_SHARE)
+        before = self._prompt_rate
+        self._prompt_rate = rate if before is None or rate < before else before + _RISE * (rate - before)
