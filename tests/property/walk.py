@@ -38,6 +38,9 @@ class Shape:
     eviction_policy: str = "lru"
     eviction_threshold: float = 1.0
     num_sequences: int | None = None  # KV under sequence ids instead of in slots
+    host_tokens: int = 0
+    resident_tokens: int = 0
+    piece_tokens: int = 256
     shares: bool = True
 
     @classmethod
@@ -70,6 +73,10 @@ class Shape:
         if page_size == 1 and rng.integers(3):
             shape.shares = bool(rng.integers(8))
             shape.num_sequences = int(rng.integers(1, shape.limits.max_batch_size + 9))
+            if rng.integers(2):
+                shape.host_tokens = int(rng.integers(1, 2 * shape.capacity))
+                shape.resident_tokens = int(rng.integers(0, shape.capacity))
+                shape.piece_tokens = int(rng.choice([4, 16, 256]))
         return shape
 
 
@@ -89,6 +96,9 @@ class Walk:
             eviction_threshold=shape.eviction_threshold,
             num_sequences=shape.num_sequences,
             shares=shape.shares,
+            host_tokens=shape.host_tokens,
+            resident_tokens=shape.resident_tokens,
+            piece_tokens=shape.piece_tokens,
         )
         self.backend = FakeBackend(
             vocab_size=VOCAB, max_context_tokens=shape.max_context, num_sequences=shape.num_sequences
@@ -207,7 +217,7 @@ class Walk:
         if self.backend.cells is not None and self.cache.sequences is not None:
             self.backend.cells.do(self.cache.take_ops())
             assert self.cache.sequences.pool.free == self.shape.num_sequences
-            assert not self.backend.cells.used
+            assert not self.backend.cells.used and not self.backend.cells.pieces
 
     def settle(self) -> None:
         """Checks everything and follows the updates."""

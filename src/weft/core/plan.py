@@ -75,13 +75,17 @@ class KvOp:
     copy: the cells of `source` at positions [start, end) become cells of `sequence` too; nothing is computed or moved.
     remove: the cells of `sequence` at positions [start, end) stop being its own; `end` may be `TO_THE_END`. A cell that
     no sequence owns is free.
+    save: what those cells hold is kept in host memory too, as `piece`.
+    load: the cells [start, end) of `piece` come back as new cells of `sequence`, which ends at `start`.
+    drop: `piece` is not needed any more.
     """
 
-    kind: Literal["copy", "remove"]
+    kind: Literal["copy", "remove", "save", "load", "drop"]
     sequence: int
     start: int
     end: int
     source: int = -1
+    piece: int = -1
 
 
 @dataclass(frozen=True, slots=True)

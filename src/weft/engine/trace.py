@@ -26,6 +26,7 @@ from weft.core.clock import Clock
 from weft.core.errors import SettingsError, WeftError
 from weft.core.plan import Int32s, StepPlan, StepResult
 from weft.core.sampling import SamplingParams
+from weft.kv.host import PIECE_TOKENS
 from weft.kv.prefix_cache import PrefixCache
 from weft.scheduler.limits import Limits
 from weft.scheduler.reserve import START
@@ -58,6 +59,9 @@ class CacheShape(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: int
     num_sequences: int | None = None
     shares: bool = True
+    host_tokens: int = 0
+    resident_tokens: int = 0
+    piece_tokens: int = PIECE_TOKENS
 
     def make(self) -> PrefixCache:
         return PrefixCache(**msgspec.structs.asdict(self))

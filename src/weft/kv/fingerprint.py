@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.plan import Int32s
+from weft.core.plan import Int32s, UInt64s
 
 _U64 = 2**64
 
@@ -15,12 +15,23 @@ def fingerprint(tokens: Int32s, start: int) -> int:
     A sum over positions, so that the fingerprints of two neighbouring runs add up (modulo 2**64) to that of both,
     however a sequence is cut. Each term is splitmix64's finisher (Steele, Lea and Flood, 2014) of position and token.
     """
+    return int(np.add.reduce(_terms(tokens, start), dtype=np.uint64))
+
+
+def suffixes(tokens: Int32s, start: int) -> list[int]:
+    """The fingerprints of `tokens[i:]`, at positions from `start` + i on, for all i."""
+    sums: list[int] = np.cumsum(_terms(tokens, start)[::-1], dtype=np.uint64)[::-1].tolist()
+    return sums
+
+
+def _terms(tokens: Int32s, start: int) -> UInt64s:
     positions = np.arange(start, start + len(tokens), dtype=np.uint64)
     z = (positions << np.uint64(32)) | tokens.astype(np.uint64)
     z = z * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)  # arrays wrap without a warning
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int(np.add.reduce(z ^ (z >> np.uint64(31)), dtype=np.uint64))
+    terms: UInt64s = z ^ (z >> np.uint64(31))
+    return terms
 
 
 def joined(first: int, second: int) -> int:

@@ -17,27 +17,33 @@ import numpy as np
 from weft.core.errors import InvariantError
 from weft.core.plan import Int32s, KvOp
 from weft.core.request import CacheMiss, Request
+from weft.kv.fingerprint import fingerprint, joined
+from weft.kv.host import PIECE_TOKENS, HostTier, Part
 from weft.kv.leases import Leases
 from weft.kv.ledger import Ledger
 from weft.kv.pages import PageAllocator, ReqToTokenPool, round_up
 from weft.kv.radix_tree import Evicted, EvictionPolicy, Match, Node, RadixTree
 from weft.kv.sequences import Sequences
 
+DEMOTED_AT_ONCE = 1024
+"""Tokens that go to the second tier beside one step, unless room is needed."""
 LEASE_SHARE = 0.5
 """Sessions hold at most this share of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHandle:
-    """A locked prefix: `length` tokens that end at `node`."""
+    """A locked prefix: `length` tokens that end at `node`; `parts` follow it, and come back from the host's memory."""
 
     length: int
     node: Node
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KvCounts:
-    """Tokens by place; see `PrefixCache`. `leased` is the part of `cached` that sessions protect."""
+    """Tokens by place; see `PrefixCache`. `leased` is the part of `cached` that sessions protect; `host` are in the
+    second tier. `evicted_total` were forgotten by both."""
 
     capacity: int
     free: int
@@ -45,6 +51,7 @@ class KvCounts:
     active: int
     leased: int
     evicted_total: int
+    host: int = 0
 
 
 class PrefixCache:
@@ -62,6 +69,9 @@ class PrefixCache:
         num_sequences: sequence ids of an engine that stores KV under such; every request then needs one (`bind`), and
             every leaf of the tree keeps one.
         shares: whether a prefix can be shared at all; some models (recurrent ones) keep one state for a whole sequence.
+        host_tokens: the second tier's capacity; 0: none. Needs `num_sequences`.
+        resident_tokens: with a second tier, so many tokens that nobody holds stay with the engine.
+        piece_tokens: see `HostTier`.
     """
 
     def __init__(
@@ -77,6 +87,9 @@ class PrefixCache:
         bytes_per_token: int = 0,
         num_sequences: int | None = None,
         shares: bool = True,
+        host_tokens: int = 0,
+        resident_tokens: int = 0,
+        piece_tokens: int = PIECE_TOKENS,
     ) -> None:
         self.page_size = page_size
         self.retain = retain if shares else "none"
@@ -88,6 +101,10 @@ class PrefixCache:
         self.ledger = Ledger(bytes_per_token)
         self.leases = Leases(self.tree, int(self.capacity * LEASE_SHARE), bytes_per_token)
         self.sequences = Sequences(self.tree, num_sequences) if num_sequences is not None else None
+        self.host: HostTier | None = None
+        if host_tokens and self.sequences is not None and self.retain == "prefix":
+            self.host = HostTier(self.sequences, host_tokens, piece_tokens)
+        self._resident_tokens = resident_tokens
         self._least_free = self.capacity - int(self.capacity * eviction_threshold)
 
     @property
@@ -102,13 +119,21 @@ class PrefixCache:
     def counts(self) -> KvCounts:
         free, cached = self.pages.free_slots, self.tree.unlocked_tokens
         active = self.capacity - free - cached
-        return KvCounts(self.capacity, free, cached, active, self.tree.leased_tokens, self.evicted_total)
+        evicted, host = self.evicted_total, 0
+        if self.host is not None:
+            evicted, host = evicted + self.host.dropped_total, self.host.tokens
+        return KvCounts(self.capacity, free, cached, active, self.tree.leased_tokens, evicted, host)
 
     # ---- a request's way through the cache --------------------------------------------------------------------
 
     def peek(self, tokens: Int32s) -> int:
         """Tokens of this prompt that are cached now, leaving the one that must be computed to get logits."""
-        return self.tree.peek(tokens[: len(tokens) - 1])
+        tokens = tokens[: len(tokens) - 1]
+        if self.host is None:
+            return self.tree.peek(tokens)
+        length = self.tree.peek(tokens)
+        parts = self.host.find(tokens, length, fingerprint(tokens[:length], 0))
+        return parts[-1].end if parts else length
 
     def attach(self, request: Request, *, reuse: bool = True, now_s: float = 0.0) -> None:
         """Gives the request a row and the longest cached prefix, locked; sets `cached_len` and `miss`.
@@ -120,20 +145,40 @@ class PrefixCache:
         tokens = request.tokens[: request.device_len - 1]
         reuse = reuse and self.shares
         match = self.tree.match(tokens if reuse else tokens[:0])
-        request.miss = self._miss(tokens, match) if reuse else CacheMiss("not_used", 0)
+        parts: list[Part] = []
+        if reuse and self.host is not None:
+            parts = self.host.find(tokens, match.length, match.node.prefix)
+        cached = parts[-1].end if parts else match.length
+        request.miss = self._miss(tokens, match, cached) if reuse else CacheMiss("not_used", 0)
         self.tree.lock(match.node)
         node: Node | None = match.node
         while node is not None:
             self.ledger.touch(node.owner, now_s)
             node = node.parent
         request.row = self.rows.take()
-        request.prefix = PrefixHandle(match.length, match.node)
-        request.cached_len = request.allocated_len = match.length
+        request.prefix = PrefixHandle(match.length, match.node, tuple(parts))
+        request.allocated_len = match.length
+        request.cached_len = cached  # what is in host memory comes back in `bind`, before anything builds on it
         self.rows.table[request.row, : match.length] = match.slots
 
-    def bind(self, request: Request) -> bool:
-        """Gives an attached request its sequence, where the engine has such; False if none can be had now."""
-        return self.sequences is None or self.sequences.bind(request, self._evict_leaf)
+    def bind(self, request: Request, now_s: float = 0.0) -> bool:
+        """Gives an attached request its sequence, where the engine has such; False if none can be had now.
+
+        What the second tier has of its prefix comes back; the caller has checked `available` for that too.
+        """
+        if self.sequences is None:
+            return True
+        parts = request.prefix.parts
+        if self.host is None or not parts:
+            return self.sequences.bind(request, self._evict_leaf)
+        self.host.pin(parts, 1)
+        bound = self.sequences.bind(request, self._evict_leaf)
+        if bound:
+            self.extend(request, request.cached_len, now_s)
+            self.host.restore(parts, self.sequences.pool.of(request))
+        self.host.pin(parts, -1)
+        self.host.trim()
+        return bound
 
     def sequences_of(self, requests: Sequence[Request]) -> Int32s | None:
         """int32 [R], the sequences of bound requests; None where the engine has no such thing."""
@@ -240,6 +285,8 @@ class PrefixCache:
 
     def evict(self, num_tokens: int) -> int:
         """Frees at least `num_tokens` of what nobody holds, if there is so much; returns how many."""
+        if self.host is not None:
+            return self._take_back(self.tree.evict(num_tokens, self.host.demote))
         freed = self._forget(num_tokens)
         self.evicted_total += freed
         return freed
@@ -249,15 +296,32 @@ class PrefixCache:
         excess = min(self._least_free - self.pages.free_slots, self.tree.evictable_tokens)
         return self.evict(excess) if excess > 0 else 0
 
+    def demote(self) -> int:
+        """With a second tier: some of what is cold beyond `resident_tokens` goes there; returns how many tokens.
+
+        Cells that nobody uses slow every step of an engine that looks through all of them. So little goes at once that
+        the step which carries it out hardly takes longer.
+        """
+        excess = self.tree.evictable_tokens - self._resident_tokens
+        if self.host is None or excess <= 0:
+            return 0
+        return self.evict(min(excess, DEMOTED_AT_ONCE))
+
     def flush(self) -> int:
         """Forgets everything that no request and no session holds; returns how many tokens."""
-        return self.evict(self.tree.evictable_tokens)
+        if self.host is not None:
+            self.host.clear()
+        freed = self._forget(self.tree.evictable_tokens)
+        self.evicted_total += freed
+        return freed
 
     def reset(self) -> None:
         """Starts afresh, whatever was wrong; no request may be live."""
         self.tree.clear()
         if self.sequences is not None:
             self.sequences.reset()
+        if self.host is not None:
+            self.host.clear()
         self.leases.clear()
         self.ledger.clear()
         self.pages = PageAllocator(self.capacity, self.page_size)
@@ -298,6 +362,8 @@ class PrefixCache:
             raise InvariantError(f"sessions hold {self.tree.under_lease_tokens} of {self.capacity} slots")
         if self.sequences is not None:
             self.sequences.check(live)
+        if self.host is not None:
+            self.host.check()
         self.ledger.check(self.capacity - self.pages.free_slots)
 
     # ---- insides ----------------------------------------------------------------------------------------------
@@ -328,10 +394,11 @@ class PrefixCache:
 
     def _evict_leaf(self) -> bool:
         """Forgets one leaf that nobody holds, for the sake of its sequence; False if there is none."""
-        evicted = self.tree.evict_leaf()
+        evicted = self.tree.evict_leaf(self.host.demote if self.host is not None else None)
         if evicted is None:
             return False
-        self.evicted_total += self._take_back(evicted)
+        freed = self._take_back(evicted)
+        self.evicted_total += freed if self.host is None else 0
         return True
 
     def _forget(self, num_tokens: int) -> int:
@@ -344,14 +411,14 @@ class PrefixCache:
             self.ledger.discharge(owner, count)
         return len(evicted.slots)
 
-    def _miss(self, tokens: Int32s, match: Match) -> CacheMiss | None:
-        """Why no more of `tokens` was found; None if all that could be was."""
-        at = match.length
+    def _miss(self, tokens: Int32s, match: Match, at: int) -> CacheMiss | None:
+        """Why no more than `at` of `tokens` was found, of which the tree had `match`; None if all that could be was."""
         if at + self.page_size > len(tokens):
             return None
-        if (match.node.prefix, self.tree.child_key(tokens, at)) in self.tree.evicted:
+        prefix = joined(match.node.prefix, fingerprint(tokens[match.length : at], match.length))
+        if (prefix, self.tree.child_key(tokens, at)) in self.tree.evicted:
             return CacheMiss("evicted", at)
-        return CacheMiss("diverged" if at and match.node.children else "never_seen", at)
+        return CacheMiss("diverged" if at > match.length or at and match.node.children else "never_seen", at)
 
     def _check_request(self, request: Request) -> None:
         prefix: PrefixHandle = request.prefix

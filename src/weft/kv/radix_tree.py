@@ -12,7 +12,7 @@ evicted has one entry in the heap. Every change of an edge is told to the listen
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -75,6 +75,9 @@ class Evicted:
 
     slots: Int32s
     by_owner: dict[int, int]
+
+
+Leaving = Callable[[Node, int], None]
 
 
 class TreeListener(Protocol):
@@ -247,8 +250,10 @@ class RadixTree:
             self._offer(step)
             step = step.parent
 
-    def evict(self, num_tokens: int) -> Evicted:
+    def evict(self, num_tokens: int, leaving: Leaving | None = None) -> Evicted:
         """Removes what the policy says from the leaves until `num_tokens` are gone or nothing is left that may go.
+
+        `leaving` is told of each leaf, and of the position from which on it goes, before it does.
 
         The last leaf is cut at its end if it is much longer than what is wanted. A parent that becomes a bare leaf
         follows in its turn. O(log n) a node: the heap holds one entry for each leaf that nobody holds, and an entry
@@ -265,14 +270,16 @@ class RadixTree:
             if rank != self._rank(node):
                 self._offer(node)
                 continue
-            cut = round_up(max(num_tokens - removed, MIN_CUT_TOKENS), self.page_size)
+            cut = min(len(node), round_up(max(num_tokens - removed, MIN_CUT_TOKENS), self.page_size))
+            if leaving is not None:
+                leaving(node, node.end - cut)
             slots = self._cut(node, cut) if cut < len(node) else self._remove(node)
             removed += len(slots)
             gone.append(slots)
             by_owner[node.owner] = by_owner.get(node.owner, 0) + len(slots)
         return Evicted(np.concatenate(gone) if gone else np.empty(0, dtype=np.int32), by_owner)
 
-    def evict_leaf(self) -> Evicted | None:
+    def evict_leaf(self, leaving: Leaving | None = None) -> Evicted | None:
         """Removes one whole leaf, the first that `evict` would take; None if there is none that may go."""
         while self._heap:
             rank, _, node = heapq.heappop(self._heap)
@@ -280,6 +287,8 @@ class RadixTree:
             if node.locks or node.leases or node.children or node.parent is None:
                 continue
             if rank == self._rank(node):
+                if leaving is not None:
+                    leaving(node, node.end - len(node))
                 return Evicted(self._remove(node), {node.owner: len(node)})
             self._offer(node)
         return None

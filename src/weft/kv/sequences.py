@@ -130,7 +130,7 @@ class Sequences:
             if self.pool.free:
                 sequence = self.pool.allocate(request)
                 if request.prefix.length:
-                    self._copy(self._cover(node), sequence, 0, request.prefix.length)
+                    self._copy(self.cover(node), sequence, 0, request.prefix.length)
                 return True
             if not (self._reclaim() or evict_leaf()):
                 return False
@@ -146,7 +146,7 @@ class Sequences:
         above = node.parent if is_new else node
         assert above is not None
         if match.length > start:
-            source = self._cover(above, besides=node if is_new else None)
+            source = self.cover(above, besides=node if is_new else None)
             self._remove(sequence, start, match.length)
             self._copy(source, sequence, start, match.length)
         if is_new:
@@ -163,6 +163,23 @@ class Sequences:
             self._free(sequence)
         else:
             self._remove(sequence, self._covers[sequence], TO_THE_END)
+
+    def cover(self, node: Node, besides: Node | None = None) -> int:
+        """A sequence that covers the path down to `node`; that below `besides` does not count."""
+        while (sequence := self._holder.get(node)) is None:
+            node = next(child for child in node.children.values() if child is not besides)
+        return sequence
+
+    # ---- the second tier: see `HostTier` ----------------------------------------------------------------------
+
+    def save(self, piece: int, sequence: int, start: int, end: int) -> None:
+        self._ops.append(KvOp("save", sequence, start, end, piece=piece))
+
+    def load(self, piece: int, sequence: int, start: int, end: int) -> None:
+        self._ops.append(KvOp("load", sequence, start, end, piece=piece))
+
+    def drop(self, piece: int) -> None:
+        self._ops.append(KvOp("drop", -1, 0, 0, piece=piece))
 
     # ---- the tree ---------------------------------------------------------------------------------------------
 
@@ -189,7 +206,8 @@ class Sequences:
         """Starts afresh: no request is live, the tree is empty, and the engine has to drop every cell."""
         self._holder.clear()
         self.pool = SequencePool(self.pool.total)
-        self._ops = [KvOp("remove", sequence, 0, TO_THE_END) for sequence in range(self.pool.total)]
+        self._ops = [op for op in self._ops if op.kind in ("save", "drop")]  # the second tier's books go by them
+        self._ops += [KvOp("remove", sequence, 0, TO_THE_END) for sequence in range(self.pool.total)]
 
     def check(self, live: Iterable[Request]) -> None:
         """Raises InvariantError where ids, leaves and requests do not fit together."""
@@ -221,12 +239,6 @@ class Sequences:
             return False
         self.pool.adopt(request, sequence)
         return True
-
-    def _cover(self, node: Node, besides: Node | None = None) -> int:
-        """A sequence that covers the path down to `node`; that below `besides` does not count."""
-        while (sequence := self._holder.get(node)) is None:
-            node = next(child for child in node.children.values() if child is not besides)
-        return sequence
 
     def _reclaim(self) -> bool:
         """Frees an id that holds a leaf beside a request that ends there too and could hold it as well."""

@@ -100,9 +100,10 @@ class PrefillAdder:
         shared = before - self._cache.available  # can no longer be evicted
         self._step_room -= shared
         verdict = self._judge(request)
-        if verdict is Verdict.TAKEN and not self._cache.bind(request):
+        if verdict is Verdict.TAKEN and not self._cache.bind(request, self._now_s):
             verdict = Verdict.STOP  # every sequence is in use
         if verdict is Verdict.TAKEN:
+            self._step_room -= request.allocated_len - request.prefix.length  # what came back from the host's memory
             self._places_left -= 1
             self._reserved += self._growth(request)
             self._alone = False

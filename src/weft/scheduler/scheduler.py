@@ -270,6 +270,7 @@ class Scheduler(Roster):
     def _depart(self, prompts: list[Row], decoding: list[Request], mode: StepMode) -> StepPlan:
         now = self._clock.now_s()
         plan = build_plan(self.steps, mode, prompts, decoding, self.cache, now)
+        self.cache.demote()
         rows = [*prompts, *((r, 1) for r in decoding)]
         self._flights[plan.step] = _Flight(rows, now, sum(count for _, count in prompts))
         self._last_mode = mode

@@ -6,9 +6,14 @@ of them would be the scheduler's mistake.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from weft.core.plan import TO_THE_END, Int32s, KvOp, StepPlan, UInt64s
+
+SPARE_CELLS = 256
+"""Beyond the cache's capacity; only for taking part of a piece back."""
 
 
 class FakeCells:
@@ -18,6 +23,7 @@ class FakeCells:
         self._values: UInt64s = np.zeros(num_cells, dtype=np.uint64)
         self._cell_of: list[dict[int, int]] = [{} for _ in range(total)]  # of each sequence: position -> cell
         self._owners = np.zeros(num_cells, dtype=np.int32)
+        self.pieces: dict[int, tuple[int, UInt64s]] = {}  # in host memory: where they start, and their values
         self._lost: dict[int, None] = {}  # sequences with a step that was not computed
 
     @property
@@ -36,8 +42,16 @@ class FakeCells:
         for op in ops:
             if op.kind == "remove":
                 self._remove(op.sequence, op.start, op.end)
-            else:
+            elif op.kind == "copy":
                 self._copy(op.source, op.sequence, op.start, op.end)
+            elif op.kind == "save":
+                if op.piece in self.pieces:
+                    raise RuntimeError(f"piece {op.piece} is there already")
+                self.pieces[op.piece] = (op.start, self.values(op.sequence, op.end)[op.start :])
+            elif op.kind == "load":
+                self._load(op)
+            else:
+                del self.pieces[op.piece]
 
     def skip(self, plan: StepPlan) -> None:
         """A step is not computed; what was planned on top of it for the same sequences cannot be either."""
@@ -49,18 +63,12 @@ class FakeCells:
         """New cells for all tokens of a step, each at the end of its row's sequence; returns the rows that could not be
         computed, since a step before was not."""
         assert plan.sequences is not None
-        free = iter(np.flatnonzero(self._owners == 0).tolist())
+        free = self._free()
         first, lost = 0, []
         for row, (sequence, count) in enumerate(zip(plan.sequences.tolist(), plan.extend_lens.tolist(), strict=True)):
             start = int(plan.seq_lens[row]) - count
             if self.length(sequence) == start:
-                for position, value in enumerate(values[first : first + count], start):
-                    cell = next(free, None)
-                    if cell is None:
-                        raise RuntimeError("no free cell")
-                    self._values[cell] = value
-                    self._owners[cell] = 1
-                    self._cell_of[sequence][position] = cell
+                self._append(sequence, values[first : first + count], free)
             elif sequence in self._lost:
                 lost.append(row)
             else:
@@ -72,6 +80,32 @@ class FakeCells:
         """uint64 [length], what the sequence stores at positions 0 to length - 1."""
         cells: Int32s = np.array([self._cell_of[sequence][i] for i in range(length)], dtype=np.int32)
         return self._values[cells]
+
+    def _free(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self._owners == 0).tolist())
+
+    def _append(self, sequence: int, values: UInt64s, free: Iterator[int]) -> None:
+        """New cells at the end of a sequence."""
+        for position, value in enumerate(values, len(self._cell_of[sequence])):
+            cell = next(free, None)
+            if cell is None:
+                raise RuntimeError("no free cell")
+            self._values[cell] = value
+            self._owners[cell] = 1
+            self._cell_of[sequence][position] = cell
+
+    def _load(self, op: KvOp) -> None:
+        if self.length(op.sequence) != op.start:
+            raise RuntimeError(
+                f"load at {op.start} of sequence {op.sequence}, which ends at {self.length(op.sequence)}"
+            )
+        first, values = self.pieces[op.piece]
+        if len(values) > np.count_nonzero(self._owners == 0) + SPARE_CELLS:
+            raise RuntimeError("no room for a piece")
+        part = values[op.start - first : op.end - first]
+        if op.start < first or len(part) != op.end - op.start:
+            raise RuntimeError(f"piece {op.piece} of {len(values)} tokens from {first} has no [{op.start}, {op.end})")
+        self._append(op.sequence, part, self._free())
 
     def _copy(self, source: int, sequence: int, start: int, end: int) -> None:
         for position in range(start, end):
