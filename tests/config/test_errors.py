@@ -58,7 +58,7 @@ def test_a_long_value_is_cut():
         ("port=1", "unknown setting port (--set); did you mean http.port?"),
         ("scheduler.page_size=1", "did you mean kv_cache.page_size?"),
         ("kvcache.page_size=1", "did you mean kv_cache.page_size?"),
-        ("kv_cache.host_memory_md=1", "did you mean kv_cache.host_memory_mb (not available in this version)?"),
+        ("backend.quantise=1", "did you mean backend.quantize (not available in this version)?"),
         (
             "backend.torch.zzz=1",
             "unknown setting backend.torch.zzz (--set); backend.torch has device, attention, threads",

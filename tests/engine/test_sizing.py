@@ -106,3 +106,28 @@ def test_the_device_may_bring_its_own_running_set_and_budget() -> None:
     device = replace(GEOMETRY, running_set=256, kv_budget_bytes=1024 * 5000)
     assert sizing.resolve_limits(fake_settings(), device).max_concurrent_requests == 256
     assert slots(geometry=device) == 5000
+
+
+TIERED = replace(GEOMETRY, piece_tokens=256)
+
+
+def host_tokens(*sets: str, geometry: Geometry = TIERED) -> int:
+    return sizing.resolve_host_tokens(fake_settings(*sets), geometry)
+
+
+def test_the_second_tier() -> None:
+    assert host_tokens() == 0
+    assert host_tokens("kv_cache.host_memory_mb=64") == 64 * 1024
+    with pytest.raises(SettingsError, match="host_memory_mb 64: with kv_cache.retain 'none'"):
+        host_tokens("kv_cache.host_memory_mb=64", "kv_cache.retain=none")
+    large = replace(TIERED, kv_bytes_per_token=2**20)
+    with pytest.raises(SettingsError, match="host_memory_mb 200: less than 256 tokens"):
+        host_tokens("kv_cache.host_memory_mb=200", geometry=large)
+    for geometry in (GEOMETRY, replace(TIERED, shares_prefixes=False)):
+        with pytest.raises(SettingsError, match="host_memory_mb 64: the KV of this model and engine cannot move"):
+            host_tokens("kv_cache.host_memory_mb=64", geometry=geometry)
+
+
+def test_cold_tokens_that_stay() -> None:
+    assert sizing.resolve_resident_tokens(fake_settings()) == 4096
+    assert sizing.resolve_resident_tokens(fake_settings("kv_cache.resident_tokens=0")) == 0

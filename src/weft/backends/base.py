@@ -30,6 +30,7 @@ class Geometry:
         shares_prefixes: False for models whose state belongs to a whole sequence (recurrent ones): nothing is reused.
         max_step_tokens: most prompt tokens that a step may have.
         num_sequences: sequence ids, where KV is stored under such instead of in slots (`StepPlan.sequences`).
+        piece_tokens: longest run of tokens that can move to host memory at once; None: none can.
     """
 
     num_layers: int
@@ -45,6 +46,7 @@ class Geometry:
     num_sequences: int | None = None
     shares_prefixes: bool = True
     max_step_tokens: int | None = None
+    piece_tokens: int | None = None
 
 
 class Backend(Protocol):

@@ -80,13 +80,14 @@ def _create_llama_cpp(settings: Settings) -> Backend:
     running = http.max_concurrent_requests if http.max_concurrent_requests != "auto" else RUNNING_SET
     rows = settings.scheduler.max_batch_size
     options = LlamaCppOptions(
-        num_sequences=min(256, max(32, 4 * running)) if llama.n_seq_max == "auto" else llama.n_seq_max,
+        num_sequences=min(255, max(32, 4 * running)) if llama.n_seq_max == "auto" else llama.n_seq_max,
         batch_tokens=llama.n_batch,
         batch_rows=running if rows == "auto" else rows,
         threads=None if llama.n_threads == "auto" else llama.n_threads,
         gpu_layers=None if llama.n_gpu_layers == "auto" else llama.n_gpu_layers,
         flash_attention=None if llama.flash_attn == "auto" else llama.flash_attn,
         kv_type="f16" if kv.kv_type == "auto" else kv.kv_type,
+        host_pieces=kv.host_memory_mb > 0,
     )
     return LlamaCppBackend(model_folder(settings), options)
 

@@ -31,7 +31,6 @@ FLAGS: dict[str, str] = {
 """Settings that the command line has a flag of its own for, and what that flag is called in messages."""
 
 NOT_YET: tuple[str, ...] = (
-    "kv_cache.host_memory_mb",
     "backend.deterministic",
     "backend.quantize",
     "backend.cpu",

@@ -230,6 +230,20 @@ class KvCacheSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=
             "`model.dtype`."
         ),
     ] = "auto"
+    host_memory_mb: Annotated[
+        Annotated[int, Meta(ge=0, le=2**30)],
+        Meta(
+            description="A second tier in the host's memory, in MiB, for the llama.cpp engine: what has no room, and "
+            "what is cold beyond `resident_tokens`, goes there and comes back when a prompt wants it. 0: none."
+        ),
+    ] = 0
+    resident_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | Auto,
+        Meta(
+            description="With a second tier: cached tokens that nobody uses and that stay with the engine all the "
+            "same. Each of them slows every step a little. `auto`: 4096."
+        ),
+    ] = "auto"
     retain: Annotated[
         Literal["prefix", "none"],
         Meta(description="`prefix`: what a request computed stays for the next one until room is needed. `none`: not."),

@@ -66,6 +66,8 @@ class PromptLogprobsRow:
 
 
 TO_THE_END = -1
+PIECE_TOKENS = 256
+"""Longest run of cells that goes to host memory at once. An engine has so many spare cells to take a part back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,19 @@ from weft.backends.steps import StepCancelled
 from weft.config.settings import Settings
 from weft.core.clock import Clock, FrozenClock, MonotonicClock
 from weft.core.errors import EngineError, InvalidRequestError, InvariantError, NotFoundError, WeftError
-from weft.core.plan import StepPlan, StepResult, TokenLogprobs
+from weft.core.plan import PIECE_TOKENS, StepPlan, StepResult, TokenLogprobs
 from weft.core.request import Ending, Request
 from weft.core.sampling import SamplingParams
 from weft.engine.facts import Facts
 from weft.engine.runner import Landing, run_step
-from weft.engine.sizing import resolve_context, resolve_depth, resolve_kv_slots, resolve_limits
+from weft.engine.sizing import (
+    resolve_context,
+    resolve_depth,
+    resolve_host_tokens,
+    resolve_kv_slots,
+    resolve_limits,
+    resolve_resident_tokens,
+)
 from weft.engine.trace import CacheShape, Header, ModelFacts, Recorder, keep_older
 from weft.ipc.errors import error_info
 from weft.ipc.messages import CacheMissInfo, End, LogprobItem, Submit, TokenOutput
@@ -102,6 +109,9 @@ class EngineCore:
                 bytes_per_token=self.geometry.kv_bytes_per_token,
                 num_sequences=self.geometry.num_sequences,
                 shares=self.geometry.shares_prefixes,
+                host_tokens=resolve_host_tokens(self.settings, self.geometry),
+                resident_tokens=resolve_resident_tokens(self.settings),
+                piece_tokens=self.geometry.piece_tokens or PIECE_TOKENS,
             ),
             model=ModelFacts(
                 max_context_tokens=context,

@@ -49,6 +49,7 @@ class Facts:
                 "free": counts.free,
                 "cached": counts.cached,
                 "active": counts.active,
+                "host": counts.host,
                 "evicted_total": counts.evicted_total,
                 "bytes": (counts.capacity - counts.free) * self._bytes_per_token,
             },
@@ -65,7 +66,7 @@ class Facts:
     def metrics(self, now_s: float) -> dict[str, Any]:
         """Counters, gauges and histograms under the names of `/metrics`, without their prefix."""
         scheduler, meters = self._scheduler, self._scheduler.meters
-        counts = scheduler.cache.counts()
+        counts, host = scheduler.cache.counts(), scheduler.cache.host
         return {
             "counters": {
                 "requests_total": dict(meters.finished),
@@ -73,6 +74,8 @@ class Facts:
                 "cached_tokens_total": meters.cached_tokens,
                 "generation_tokens_total": meters.generation_tokens,
                 "kv_evicted_tokens_total": counts.evicted_total,
+                "kv_demoted_tokens_total": host.demoted_total if host is not None else 0,
+                "kv_restored_tokens_total": host.restored_total if host is not None else 0,
                 "retractions_total": meters.retractions,
                 "rejections_total": dict(meters.rejections),
                 "invariant_breaches_total": self.breaches,
@@ -80,6 +83,7 @@ class Facts:
             "gauges": {
                 "requests": self._states(),
                 "kv_tokens": {"free": counts.free, "cached": counts.cached, "active": counts.active},
+                "kv_host_tokens": counts.host,
                 "sequence_ids": self._sequence_ids(),
                 "batch_rows": len(scheduler.running) + len(scheduler.leaving),
                 "sessions": len(scheduler.cache.sessions(now_s)),

@@ -13,6 +13,7 @@ from weft.scheduler.limits import Limits
 _PREFILL_TOKENS = 1024
 _CHUNK_TOKENS = 512  # larger chunks are slower per token on CPU, and running streams wait for a whole chunk
 _DECODE_STALL_S = 0.2
+_RESIDENT_TOKENS = 4096
 _MEMORY_SHARE = 0.25  # of what is free when the engine starts; the rest is for activations, the page cache, others
 
 
@@ -114,6 +115,31 @@ def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, con
             f" (one takes {geometry.kv_bytes_per_token} bytes, a page has {kv.page_size})"
         )
     return slots
+
+
+def resolve_host_tokens(settings: Settings, geometry: Geometry) -> int:
+    """Tokens that the second tier holds; 0: there is none. Raises SettingsError where it cannot be had."""
+    kv = settings.kv_cache
+    if not kv.host_memory_mb:
+        return 0
+    refused = f"kv_cache.host_memory_mb {kv.host_memory_mb}: "
+    if geometry.piece_tokens is None or not geometry.shares_prefixes:
+        raise SettingsError(refused + "the KV of this model and engine cannot move to host memory")
+    if kv.retain == "none":
+        raise SettingsError(refused + "with kv_cache.retain 'none' nothing is left to keep there")
+    tokens = kv.host_memory_mb * 2**20 // geometry.kv_bytes_per_token
+    if tokens < geometry.piece_tokens:
+        raise SettingsError(
+            refused + f"less than {geometry.piece_tokens} tokens, which is what moves at once"
+            f" (one takes {geometry.kv_bytes_per_token} bytes)"
+        )
+    return tokens
+
+
+def resolve_resident_tokens(settings: Settings) -> int:
+    """Cold tokens that stay with the engine although there is a second tier."""
+    wanted = settings.kv_cache.resident_tokens
+    return _RESIDENT_TOKENS if wanted == "auto" else wanted
 
 
 def available_bytes() -> int:

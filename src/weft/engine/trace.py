@@ -24,9 +24,8 @@ import numpy as np
 
 from weft.core.clock import Clock
 from weft.core.errors import SettingsError, WeftError
-from weft.core.plan import Int32s, StepPlan, StepResult
+from weft.core.plan import PIECE_TOKENS, Int32s, StepPlan, StepResult
 from weft.core.sampling import SamplingParams
-from weft.kv.host import PIECE_TOKENS
 from weft.kv.prefix_cache import PrefixCache
 from weft.scheduler.limits import Limits
 from weft.scheduler.reserve import START

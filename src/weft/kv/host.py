@@ -18,13 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.core.errors import InvariantError
-from weft.core.plan import Int32s
+from weft.core.plan import PIECE_TOKENS, Int32s
 from weft.kv.fingerprint import fingerprint, joined, suffixes, without
 from weft.kv.radix_tree import Node
 from weft.kv.sequences import Sequences
-
-PIECE_TOKENS = 256
-"""An engine needs so many spare cells to take part of a piece back."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.core.errors import InvariantError
-from weft.core.plan import Int32s, KvOp
+from weft.core.plan import PIECE_TOKENS, Int32s, KvOp
 from weft.core.request import CacheMiss, Request
 from weft.kv.fingerprint import fingerprint, joined
-from weft.kv.host import PIECE_TOKENS, HostTier, Part
+from weft.kv.host import HostTier, Part
 from weft.kv.leases import Leases
 from weft.kv.ledger import Ledger
 from weft.kv.pages import PageAllocator, ReqToTokenPool, round_up

@@ -26,6 +26,7 @@ from weft.server.jobs import QUERY_LIMIT_S, Server
 GAUGES = {
     "requests": ("state", "Open requests by state; queued ones include those that are being tokenized."),
     "kv_tokens": ("state", "Tokens of KV: free, cached (nobody needs it now), or active (held by a running request)."),
+    "kv_host_tokens": (None, "Tokens of KV in the second tier, the host's memory."),
     "sequence_ids": ("state", "Places in a batch: in all, and used."),
     "batch_rows": (None, "Requests in the batch."),
     "sessions": (None, "Sessions whose KV is kept."),
@@ -37,6 +38,8 @@ COUNTERS = {
     "cached_tokens": (None, "Those of them whose KV was in the cache."),
     "generation_tokens": (None, "Tokens that were generated."),
     "kv_evicted_tokens": (None, "Tokens of KV that were forgotten to make room."),
+    "kv_demoted_tokens": (None, "Tokens of KV that went to the second tier."),
+    "kv_restored_tokens": (None, "Tokens of KV that came back from there."),
     "retractions": (None, "Times that a running request gave up its KV and its place in the batch for a while."),
     "rejections": ("reason", "Requests that were rejected, by reason."),
     "invariant_breaches": (None, "Times that an idle engine found its own books wrong and started them afresh."),

@@ -12,7 +12,7 @@ import numpy as np
 from weft.backends.llama_cpp.backend import LlamaCppBackend, LlamaCppOptions
 from weft.backends.registry import BUNDLED_MODEL
 from weft.core.clock import VirtualClock
-from weft.core.plan import StepPlan
+from weft.core.plan import PIECE_TOKENS, StepPlan
 from weft.core.request import Request
 from weft.core.sampling import SamplingParams
 from weft.kv.prefix_cache import PrefixCache
@@ -21,6 +21,7 @@ from weft.scheduler.scheduler import Scheduler
 from weft.text.tokenizer import Tokenizer
 
 GGUF = BUNDLED_MODEL / "model-q8_0.gguf"
+CACHE_FACTS = ("retain", "eviction_threshold", "host_tokens", "resident_tokens")
 LIMITS = Limits(
     max_prefill_tokens=500,
     chunked_prefill_size=500,
@@ -52,8 +53,9 @@ class Rig:
         model: Path = GGUF,
         **more: Any,
     ) -> None:
-        cache_facts = {name: more.pop(name) for name in ("retain", "eviction_threshold") if name in more}
-        options = replace(options or LlamaCppOptions(), num_sequences=sequences)
+        cache_facts = {name: more.pop(name) for name in CACHE_FACTS if name in more}
+        options = options or LlamaCppOptions()
+        options = replace(options, num_sequences=sequences, host_pieces="host_tokens" in cache_facts)
         self.backend = LlamaCppBackend(model, options)
         self.geometry = geometry = self.backend.load()
         self.backend.allocate_kv(capacity)
@@ -64,6 +66,7 @@ class Rig:
             max_len=min(capacity, geometry.max_context_tokens),
             num_sequences=sequences,
             shares=geometry.shares_prefixes,
+            piece_tokens=geometry.piece_tokens or PIECE_TOKENS,
             **cache_facts,
         )
         self.clock = VirtualClock()

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft.core.plan import TO_THE_END, Int32s, KvOp, StepPlan, UInt64s
-
-SPARE_CELLS = 256
-"""Beyond the cache's capacity; only for taking part of a piece back."""
+from weft.core.plan import PIECE_TOKENS, TO_THE_END, Int32s, KvOp, StepPlan, UInt64s
 
 
 class FakeCells:
@@ -100,7 +97,7 @@ class FakeCells:
                 f"load at {op.start} of sequence {op.sequence}, which ends at {self.length(op.sequence)}"
             )
         first, values = self.pieces[op.piece]
-        if len(values) > np.count_nonzero(self._owners == 0) + SPARE_CELLS:
+        if len(values) > np.count_nonzero(self._owners == 0) + PIECE_TOKENS:
             raise RuntimeError("no room for a piece")
         part = values[op.start - first : op.end - first]
         if op.start < first or len(part) != op.end - op.start:

@@ -21,12 +21,13 @@ from weft.backends.llama_cpp.batch import Batch
 from weft.backends.llama_cpp.breaker import Breaker
 from weft.backends.llama_cpp.gguf import read_metadata, shards
 from weft.backends.llama_cpp.library import MAX_SEQUENCES, load_library
+from weft.backends.llama_cpp.pieces import HostPieces
 from weft.backends.llama_cpp.probe import amx_works
 from weft.backends.llama_cpp.vocabulary import Failures, Vocabulary
 from weft.backends.sampler import choose, describe, log_softmax
 from weft.backends.steps import StepCancelled, TokenPool
 from weft.core.errors import ModelLoadError, SettingsError
-from weft.core.plan import TO_THE_END, Bools, Int32s, KvOp, StepPlan, StepResult
+from weft.core.plan import PIECE_TOKENS, TO_THE_END, Bools, Int32s, KvOp, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class LlamaCppOptions:
         gpu_layers: layers on the GPU; None: llama.cpp's own choice (all, where it was built for one).
         flash_attention: None: llama.cpp's own choice.
         kv_type: number format of K and V.
+        host_pieces: KV may move to host memory; takes one sequence id, and cells for one piece.
     """
 
     num_sequences: int = 32
@@ -67,6 +69,7 @@ class LlamaCppOptions:
     gpu_layers: int | None = None
     flash_attention: bool | None = None
     kv_type: KvType = "f16"
+    host_pieces: bool = False
 
 
 class LlamaCppBackend:
@@ -78,8 +81,12 @@ class LlamaCppBackend:
     def __init__(self, path: Path, options: LlamaCppOptions | None = None) -> None:
         self._path = path
         self._options = options or LlamaCppOptions()
-        if not 1 <= self._options.num_sequences <= MAX_SEQUENCES:
-            raise SettingsError(f"backend.llama_cpp.n_seq_max: must be 1 to {MAX_SEQUENCES}")
+        most = MAX_SEQUENCES - self._options.host_pieces
+        if not 1 <= self._options.num_sequences <= most:
+            reason = " with kv_cache.host_memory_mb, which needs one itself" if self._options.host_pieces else ""
+            raise SettingsError(
+                f"backend.llama_cpp.n_seq_max: {self._options.num_sequences}: must be 1 to {most}{reason}"
+            )
         self._library = load_library()
         self._model: Any = None
         self._context: Any = None
@@ -129,10 +136,10 @@ class LlamaCppBackend:
         rows = min(options.batch_rows, options.num_sequences)
         kv_type, _ = _KV_TYPES[options.kv_type]
         params = library.llama_context_default_params()
-        params.n_ctx = num_slots
+        params.n_ctx = num_slots + (PIECE_TOKENS if options.host_pieces else 0)
         params.n_batch = options.batch_tokens + rows
         params.n_ubatch = options.batch_tokens
-        params.n_seq_max = options.num_sequences
+        params.n_seq_max = options.num_sequences + options.host_pieces
         params.n_threads = params.n_threads_batch = self._threads()
         params.type_k = params.type_v = kv_type
         params.kv_unified = True
@@ -152,6 +159,7 @@ class LlamaCppBackend:
         self._breaker.install(library, self._context)
         self._batch = Batch(library, params.n_batch)
         self._lengths = [0] * options.num_sequences
+        self._pieces = HostPieces(library, self._context, self._memory, scratch=options.num_sequences)
 
     def close(self) -> None:
         """Gives the model and its cells back."""
@@ -245,10 +253,23 @@ class LlamaCppBackend:
             if op.kind == "copy":
                 library.llama_memory_seq_cp(self._memory, op.source, op.sequence, op.start, op.end)
                 self._lengths[op.sequence] = max(self._lengths[op.sequence], op.end)
+            elif op.kind == "save":
+                self._pieces.save(op.piece, op.sequence, op.start, op.end)
+            elif op.kind == "load":
+                self._load_piece(op)
+            elif op.kind == "drop":
+                self._pieces.drop(op.piece)
             elif op.end == TO_THE_END:
                 self._cut(op.sequence, op.start)
             else:  # a copy fills the gap again
                 library.llama_memory_seq_rm(self._memory, op.sequence, op.start, op.end)
+
+    def _load_piece(self, op: KvOp) -> None:
+        """A sequence without the piece keeps its length, so its row fails alone."""
+        if self._lengths[op.sequence] == op.start and self._pieces.load(op.piece, op.sequence, op.start, op.end):
+            self._lengths[op.sequence] = op.end
+        else:
+            logger.error("KV at [%d, %d) could not be brought back from host memory", op.start, op.end)
 
     def _cut(self, sequence: int, length: int) -> None:
         """The sequence keeps positions below `length`; none where the model cannot cut: its row then fails alone."""
@@ -279,6 +300,7 @@ class LlamaCppBackend:
             num_sequences=self._options.num_sequences,
             shares_prefixes=not self._keeps_state(),
             max_step_tokens=self._options.batch_tokens,
+            piece_tokens=self._piece_tokens() if self._options.host_pieces else None,
         )
 
     def _keeps_state(self) -> bool:
@@ -288,6 +310,13 @@ class LlamaCppBackend:
         if keeps:
             logger.warning("%s: a model with recurrent layers: no prompt shares what another has computed", self._path)
         return keeps
+
+    def _piece_tokens(self) -> int | None:
+        """Longest piece that llama.cpp saves wholly: of a sequence, it leaves out what a sliding window cannot see."""
+        if self._metadata.get("general.architecture") == "llama4":
+            return None  # its windows begin at fixed places, in the middle of a piece too
+        window = self._library.llama_model_n_swa(self._model)
+        return min(PIECE_TOKENS, window) if window else PIECE_TOKENS
 
     def _kv_bytes_per_token(self, layers: int) -> int:
         """Bytes of K and V over all layers, from the file's own numbers."""
