@@ -28,7 +28,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[0] = str(Path(__file__).parent.parent)  # not this folder: llama_cpp.py would hide the package
 
 from benchmarks.shapes import write_qwen3_06b_gguf
 from tests.launch.worker import Worker

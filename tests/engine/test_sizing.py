@@ -129,5 +129,5 @@ def test_the_second_tier() -> None:
 
 
 def test_cold_tokens_that_stay() -> None:
-    assert sizing.resolve_resident_tokens(fake_settings()) == 4096
+    assert sizing.resolve_resident_tokens(fake_settings()) == 2048
     assert sizing.resolve_resident_tokens(fake_settings("kv_cache.resident_tokens=0")) == 0

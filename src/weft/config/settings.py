@@ -241,7 +241,7 @@ class KvCacheSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | Auto,
         Meta(
             description="With a second tier: cached tokens that nobody uses and that stay with the engine all the "
-            "same. Each of them slows every step a little. `auto`: 4096."
+            "same. Each of them slows every step a little. `auto`: 2048."
         ),
     ] = "auto"
     retain: Annotated[

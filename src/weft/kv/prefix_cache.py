@@ -25,7 +25,7 @@ from weft.kv.pages import PageAllocator, ReqToTokenPool, round_up
 from weft.kv.radix_tree import Evicted, EvictionPolicy, Match, Node, RadixTree
 from weft.kv.sequences import Sequences
 
-DEMOTED_AT_ONCE = 1024
+DEMOTED_AT_ONCE = PIECE_TOKENS
 """Tokens that go to the second tier beside one step, unless room is needed."""
 LEASE_SHARE = 0.5
 """Sessions hold at most this share of the cache."""
