@@ -25,7 +25,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-sys.path[0] = str(Path(__file__).parent.parent)  # not this folder: llama_cpp.py would hide the package
+sys.path.pop(0)  # this folder: llama_cpp.py would hide the package
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.llama_cpp import random_ids
 from benchmarks.shapes import write_qwen3_06b_gguf

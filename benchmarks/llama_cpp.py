@@ -28,7 +28,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-sys.path[0] = str(Path(__file__).parent.parent)  # not this folder: llama_cpp.py would hide the package
+sys.path.pop(0)  # this folder: llama_cpp.py would hide the package
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.shapes import write_qwen3_06b_gguf
 from tests.launch.worker import Worker

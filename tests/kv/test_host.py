@@ -54,8 +54,9 @@ def test_a_prompt_that_goes_on_from_the_tree_gets_the_rest_from_the_host() -> No
     walk = new_walk(num_sequences=4, host_tokens=1000, chunked_prefill_size=700)
     prompt = tokens(600)
     demoted(walk, prompt)
-    add(walk, np.concatenate([prompt[:300], tokens(9, start=3)]), new=1)  # leaves in the middle of the second piece
+    branch = add(walk, np.concatenate([prompt[:300], tokens(9, start=3)]), new=1)  # leaves in the second piece
     steps_until_done(walk)
+    assert branch.miss == CacheMiss("diverged", 300)
     add(walk, np.concatenate([prompt, tokens(9, start=4)]), new=1)
     plan = step(walk)
     assert plan.num_tokens == 9
@@ -96,7 +97,7 @@ def test_the_end_of_a_branch_is_forgotten_before_its_beginning() -> None:
     assert tier(walk).tokens == 500
     again = add(walk, tokens(800), new=1)
     step(walk)
-    assert again.reused_tokens == 500 and again.miss == CacheMiss("diverged", 500)
+    assert again.reused_tokens == 500 and again.miss == CacheMiss("evicted", 500)
     walk.drain()
 
 

@@ -101,7 +101,10 @@ class Walk:
             piece_tokens=shape.piece_tokens,
         )
         self.backend = FakeBackend(
-            vocab_size=VOCAB, max_context_tokens=shape.max_context, num_sequences=shape.num_sequences
+            vocab_size=VOCAB,
+            max_context_tokens=shape.max_context,
+            num_sequences=shape.num_sequences,
+            shares_prefixes=shape.shares,
         )
         self.backend.allocate_kv(self.cache.capacity)
         self.scheduler = Scheduler(
@@ -142,7 +145,7 @@ class Walk:
                 params,
                 priority=priority,
                 deadline_s=deadline,
-                session_id=session if self.cache.retain == "prefix" else None,
+                session_id=session if self.cache.leases_kv else None,
             )
         except QueueFullError:
             assert len(self.scheduler.queued) >= self.shape.limits.max_queue_size
@@ -209,7 +212,7 @@ class Walk:
         counts = self.cache.counts()
         assert counts.active == 0
         assert self.cache.rows.free_rows == self.shape.limits.max_batch_size
-        if self.shape.retain == "none" or not self.shape.shares:
+        if self.shape.retain == "none":
             assert counts.cached == 0
         assert self.ended.keys() == self.requests.keys(), "an accepted request has no ending"
         self.cache.flush()

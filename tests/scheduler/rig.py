@@ -26,6 +26,7 @@ def new_walk(
     depth: int = 1,
     ratio: float = 0.7,
     num_sequences: int | None = None,
+    shares: bool = True,
     host_tokens: int = 0,
     resident_tokens: int = 1_000_000,
     piece_tokens: int = 256,
@@ -33,7 +34,7 @@ def new_walk(
 ) -> Walk:
     """A system with room for everything that `limits` does not forbid; each of its steps is checked."""
     shape = Shape(capacity, page_size, max_context, retain, replace(ROOMY, **limits), depth, ratio)
-    shape.num_sequences = num_sequences
+    shape.num_sequences, shape.shares = num_sequences, shares
     shape.host_tokens, shape.resident_tokens, shape.piece_tokens = host_tokens, resident_tokens, piece_tokens
     return Walk(shape)
 

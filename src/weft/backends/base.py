@@ -27,7 +27,7 @@ class Geometry:
         plans_ahead: whether it pays to plan a step while another runs, when `scheduler.overlap` is `auto`.
         kv_budget_bytes: what the KV pool may take on the device when nothing bounds it; None: a share of the host's
             free memory.
-        shares_prefixes: False for models whose state belongs to a whole sequence (recurrent ones): nothing is reused.
+        shares_prefixes: False where a state belongs to a whole sequence (recurrent layers): only such are reused.
         max_step_tokens: most prompt tokens that a step may have.
         num_sequences: sequence ids, where KV is stored under such instead of in slots (`StepPlan.sequences`).
         piece_tokens: longest run of tokens that can move to host memory at once; None: none can.

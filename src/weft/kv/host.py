@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.core.errors import InvariantError
 from weft.core.plan import PIECE_TOKENS, Int32s
-from weft.kv.fingerprint import fingerprint, joined, suffixes, without
+from weft.kv.fingerprint import EvictedPrefixes, fingerprint, joined, suffixes, without
 from weft.kv.radix_tree import Node
 from weft.kv.sequences import Sequences
 
@@ -53,6 +53,7 @@ class HostTier:
 
     Args:
         sequences: which sequence covers a node, and what tells the engine.
+        evicted: the tree's, to remember what was forgotten here.
         capacity: tokens.
         piece_tokens: length of a piece.
 
@@ -60,11 +61,14 @@ class HostTier:
         tokens: held now. demoted_total, restored_total, dropped_total: tokens that went out, came back, were forgotten.
     """
 
-    def __init__(self, sequences: Sequences, capacity: int, piece_tokens: int = PIECE_TOKENS) -> None:
+    def __init__(
+        self, sequences: Sequences, evicted: EvictedPrefixes, capacity: int, piece_tokens: int = PIECE_TOKENS
+    ) -> None:
         self.capacity = capacity
         self.tokens = 0
         self.demoted_total = self.restored_total = self.dropped_total = 0
         self._sequences = sequences
+        self._evicted = evicted
         self._piece_tokens = piece_tokens
         self._pieces: dict[int, Piece] = {}  # the least recently used first
         self._index: dict[tuple[int, int], list[Piece]] = {}  # by start and fingerprint of the path before it
@@ -181,6 +185,7 @@ class HostTier:
 
     def _drop(self, piece: Piece) -> None:
         del self._pieces[piece.number]
+        self._evicted.add(piece.key[1], int(piece.path[piece.start]))
         same = self._index[piece.key]
         same.remove(piece)
         if not same:

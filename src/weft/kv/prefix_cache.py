@@ -24,6 +24,7 @@ from weft.kv.ledger import Ledger
 from weft.kv.pages import PageAllocator, ReqToTokenPool, round_up
 from weft.kv.radix_tree import Evicted, EvictionPolicy, Match, Node, RadixTree
 from weft.kv.sequences import Sequences
+from weft.kv.whole import Whole, WholeSequences
 
 DEMOTED_AT_ONCE = PIECE_TOKENS
 """Tokens that go to the second tier beside one step, unless room is needed."""
@@ -33,11 +34,16 @@ LEASE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PrefixHandle:
-    """A locked prefix: `length` tokens that end at `node`; `parts` follow it, and come back from the host's memory."""
+    """A locked prefix: `length` tokens that end at `node`.
+
+    What else is there is had with `bind`: `parts` follow the prefix and come back from the host's memory; `whole` is a
+    kept sequence that the request goes on with.
+    """
 
     length: int
     node: Node
     parts: tuple[Part, ...] = ()
+    whole: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class PrefixCache:
         bytes_per_token: of KV, for what is told to people.
         num_sequences: sequence ids of an engine that stores KV under such; every request then needs one (`bind`), and
             every leaf of the tree keeps one.
-        shares: whether a prefix can be shared at all; some models (recurrent ones) keep one state for a whole sequence.
+        shares: whether a prefix can be shared at all; some models (recurrent ones) keep one state for a whole sequence,
+            and then only whole sequences are kept (`WholeSequences`).
         host_tokens: the second tier's capacity; 0: none. Needs `num_sequences`.
         resident_tokens: with a second tier, so many tokens that nobody holds stay with the engine.
         piece_tokens: see `HostTier`.
@@ -92,7 +99,7 @@ class PrefixCache:
         piece_tokens: int = PIECE_TOKENS,
     ) -> None:
         self.page_size = page_size
-        self.retain = retain if shares else "none"
+        self.retain = retain
         self.shares = shares
         self.evicted_total = 0
         self.pages = PageAllocator(capacity, page_size)
@@ -101,9 +108,10 @@ class PrefixCache:
         self.ledger = Ledger(bytes_per_token)
         self.leases = Leases(self.tree, int(self.capacity * LEASE_SHARE), bytes_per_token)
         self.sequences = Sequences(self.tree, num_sequences) if num_sequences is not None else None
+        self.whole = WholeSequences()
         self.host: HostTier | None = None
-        if host_tokens and self.sequences is not None and self.retain == "prefix":
-            self.host = HostTier(self.sequences, host_tokens, piece_tokens)
+        if host_tokens and self.sequences is not None and self.retain == "prefix" and shares:
+            self.host = HostTier(self.sequences, self.tree.evicted, host_tokens, piece_tokens)
         self._resident_tokens = resident_tokens
         self._least_free = self.capacity - int(self.capacity * eviction_threshold)
 
@@ -114,10 +122,20 @@ class PrefixCache:
     @property
     def available(self) -> int:
         """Slots that can be had at once: free ones and what nobody holds."""
-        return self.pages.free_slots + self.tree.evictable_tokens
+        return self.pages.free_slots + self.evictable
+
+    @property
+    def evictable(self) -> int:
+        """Slots of what nobody holds."""
+        return self.tree.evictable_tokens + self.whole.tokens
+
+    @property
+    def leases_kv(self) -> bool:
+        """Whether a session's KV can be kept for it."""
+        return self.retain == "prefix" and self.shares
 
     def counts(self) -> KvCounts:
-        free, cached = self.pages.free_slots, self.tree.unlocked_tokens
+        free, cached = self.pages.free_slots, self.tree.unlocked_tokens + self.whole.tokens
         active = self.capacity - free - cached
         evicted, host = self.evicted_total, 0
         if self.host is not None:
@@ -129,9 +147,12 @@ class PrefixCache:
     def peek(self, tokens: Int32s) -> int:
         """Tokens of this prompt that are cached now, leaving the one that must be computed to get logits."""
         tokens = tokens[: len(tokens) - 1]
-        if self.host is None:
-            return self.tree.peek(tokens)
+        if not self.shares:
+            whole = self.whole.match(tokens)
+            return 0 if whole is None else len(whole)
         length = self.tree.peek(tokens)
+        if self.host is None:
+            return length
         parts = self.host.find(tokens, length, fingerprint(tokens[:length], 0))
         return parts[-1].end if parts else length
 
@@ -143,32 +164,33 @@ class PrefixCache:
         if request.row >= 0:
             raise InvariantError(f"{request!r} is attached already")
         tokens = request.tokens[: request.device_len - 1]
-        reuse = reuse and self.shares
-        match = self.tree.match(tokens if reuse else tokens[:0])
-        parts: list[Part] = []
-        if reuse and self.host is not None:
-            parts = self.host.find(tokens, match.length, match.node.prefix)
-        cached = parts[-1].end if parts else match.length
-        request.miss = self._miss(tokens, match, cached) if reuse else CacheMiss("not_used", 0)
+        match = self.tree.match(tokens if reuse and self.shares else tokens[:0])
+        parts = self.host.find(tokens, match.length, match.node.prefix) if reuse and self.host is not None else []
+        whole = self.whole.match(tokens) if reuse and not self.shares else None
+        cached = parts[-1].end if parts else len(whole) if whole is not None else match.length
+        request.miss = self._miss(tokens, match, cached, parts) if reuse else CacheMiss("not_used", 0)
         self.tree.lock(match.node)
         node: Node | None = match.node
         while node is not None:
             self.ledger.touch(node.owner, now_s)
             node = node.parent
         request.row = self.rows.take()
-        request.prefix = PrefixHandle(match.length, match.node, tuple(parts))
+        request.prefix = PrefixHandle(match.length, match.node, tuple(parts), whole)
         request.allocated_len = match.length
-        request.cached_len = cached  # what is in host memory comes back in `bind`, before anything builds on it
+        request.cached_len = cached  # what lies beyond the prefix is had with `bind`, before anything builds on it
         self.rows.table[request.row, : match.length] = match.slots
 
     def bind(self, request: Request, now_s: float = 0.0) -> bool:
         """Gives an attached request its sequence, where the engine has such; False if none can be had now.
 
-        What the second tier has of its prefix comes back; the caller has checked `available` for that too.
+        What `attach` has found besides the locked prefix becomes the request's; the caller has checked `available`.
         """
         if self.sequences is None:
             return True
-        parts = request.prefix.parts
+        whole, parts = request.prefix.whole, request.prefix.parts
+        if whole is not None:
+            self._take_whole(request, whole, now_s)
+            return True
         if self.host is None or not parts:
             return self.sequences.bind(request, self._evict_leaf)
         self.host.pin(parts, 1)
@@ -245,7 +267,10 @@ class PrefixCache:
         old: PrefixHandle = request.prefix
         row = self.rows.table[request.row, : request.allocated_len]
         length = request.cached_len - request.cached_len % self.page_size
-        if keep and self.retain == "prefix" and length > old.length:
+        if keep and self.retain == "prefix" and length and not self.shares:
+            self._give_back(request, row[length:])
+            self._keep_whole(request, row[:length].copy())
+        elif keep and self.retain == "prefix" and length > old.length:
             match = self._insert(request, row, length)
             self._give_back(request, row[old.length : match.length])
             self._give_back(request, row[length:])
@@ -255,7 +280,7 @@ class PrefixCache:
             self.sequences.unbind(request)
         self.tree.unlock(old.node)
         if self.retain == "none":
-            self._forget(self.tree.evictable_tokens)
+            self._forget(self.evictable)
         self.rows.give_back(request.row)
         request.row, request.prefix, request.allocated_len = -1, None, 0
 
@@ -293,7 +318,7 @@ class PrefixCache:
 
     def trim(self) -> int:
         """Evicts down to the threshold, as far as nobody holds what is above it; returns how many tokens went."""
-        excess = min(self._least_free - self.pages.free_slots, self.tree.evictable_tokens)
+        excess = min(self._least_free - self.pages.free_slots, self.evictable)
         return self.evict(excess) if excess > 0 else 0
 
     def demote(self) -> int:
@@ -311,13 +336,14 @@ class PrefixCache:
         """Forgets everything that no request and no session holds; returns how many tokens."""
         if self.host is not None:
             self.host.clear()
-        freed = self._forget(self.tree.evictable_tokens)
+        freed = self._forget(self.evictable)
         self.evicted_total += freed
         return freed
 
     def reset(self) -> None:
         """Starts afresh, whatever was wrong; no request may be live."""
         self.tree.clear()
+        self.whole = WholeSequences()
         if self.sequences is not None:
             self.sequences.reset()
         if self.host is not None:
@@ -332,7 +358,7 @@ class PrefixCache:
         live = list(live)
         self.tree.check()
         nodes = list(self.tree.nodes())
-        parts = [node.slots for node in nodes]
+        parts = [node.slots for node in nodes] + [entry.slots for entry in self.whole.entries()]
         locks: dict[Node, int] = {}
         used_rows = 0
         for request in live:
@@ -394,6 +420,8 @@ class PrefixCache:
 
     def _evict_leaf(self) -> bool:
         """Forgets one leaf that nobody holds, for the sake of its sequence; False if there is none."""
+        if not self.shares:
+            return self.evict(1) > 0
         evicted = self.tree.evict_leaf(self.host.demote if self.host is not None else None)
         if evicted is None:
             return False
@@ -402,7 +430,38 @@ class PrefixCache:
         return True
 
     def _forget(self, num_tokens: int) -> int:
-        return self._take_back(self.tree.evict(num_tokens))
+        if self.shares:
+            return self._take_back(self.tree.evict(num_tokens))
+        freed = 0
+        while freed < num_tokens and (oldest := self.whole.oldest()) is not None:
+            freed += self._forget_whole(oldest)
+        return freed
+
+    def _keep_whole(self, request: Request, slots: Int32s) -> None:
+        """The sequence of an ended request stays as it is, in the place of one with the same tokens."""
+        assert self.sequences is not None
+        tokens = request.tokens[: len(slots)].copy()
+        same = self.whole.match(tokens)
+        if same is not None and len(same) == len(tokens):
+            self._forget_whole(same)
+        entry = Whole(self.sequences.pool.of(request), tokens, slots, request.request_id)
+        self.sequences.keep(request, entry)
+        self.whole.add(entry)
+
+    def _take_whole(self, request: Request, entry: Whole, now_s: float) -> None:
+        assert self.sequences is not None
+        self.whole.remove(entry)
+        self.sequences.take(request, entry)
+        self.rows.table[request.row, : len(entry)] = entry.slots
+        request.allocated_len = len(entry)
+        self.ledger.discharge(entry.owner, len(entry))
+        self.ledger.charge(request.request_id, len(entry), now_s)
+
+    def _forget_whole(self, entry: Whole) -> int:
+        assert self.sequences is not None
+        self.whole.remove(entry)
+        self.sequences.forget(entry)
+        return self._take_back(Evicted(entry.slots, {entry.owner: len(entry)}))
 
     def _take_back(self, evicted: Evicted) -> int:
         """What has left the tree becomes free; returns how many tokens."""
@@ -411,14 +470,15 @@ class PrefixCache:
             self.ledger.discharge(owner, count)
         return len(evicted.slots)
 
-    def _miss(self, tokens: Int32s, match: Match, at: int) -> CacheMiss | None:
-        """Why no more than `at` of `tokens` was found, of which the tree had `match`; None if all that could be was."""
+    def _miss(self, tokens: Int32s, match: Match, at: int, parts: Sequence[Part]) -> CacheMiss | None:
+        """Why no more than `at` of `tokens` was found, by `match` in the tree and `parts` beyond; None if all was."""
         if at + self.page_size > len(tokens):
             return None
         prefix = joined(match.node.prefix, fingerprint(tokens[match.length : at], match.length))
         if (prefix, self.tree.child_key(tokens, at)) in self.tree.evicted:
             return CacheMiss("evicted", at)
-        return CacheMiss("diverged" if at > match.length or at and match.node.children else "never_seen", at)
+        went_on = parts[-1].end < parts[-1].piece.end if parts else match.length and match.node.children
+        return CacheMiss("diverged" if went_on else "never_seen", at)
 
     def _check_request(self, request: Request) -> None:
         prefix: PrefixHandle = request.prefix

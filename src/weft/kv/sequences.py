@@ -18,6 +18,7 @@ from weft.core.errors import InvariantError
 from weft.core.plan import TO_THE_END, KvOp
 from weft.core.request import Request
 from weft.kv.radix_tree import ChildKey, Match, Node, RadixTree
+from weft.kv.whole import Whole
 
 
 class SequencePool:
@@ -33,7 +34,7 @@ class SequencePool:
         self._free = list(range(total - 1, -1, -1))
         self._of: dict[int, int] = {}
         self._requests: list[Request | None] = [None] * total
-        self._leaves: list[Node | None] = [None] * total
+        self._leaves: list[Node | Whole | None] = [None] * total
 
     @property
     def free(self) -> int:
@@ -52,7 +53,7 @@ class SequencePool:
     def user(self, sequence: int) -> Request | None:
         return self._requests[sequence]
 
-    def leaf(self, sequence: int) -> Node | None:
+    def leaf(self, sequence: int) -> Node | Whole | None:
         return self._leaves[sequence]
 
     def users(self) -> list[Request]:
@@ -80,8 +81,8 @@ class SequencePool:
         self._requests[sequence] = None
         return sequence
 
-    def hold(self, sequence: int, leaf: Node | None) -> None:
-        """Notes the leaf that this sequence holds; None: no leaf any more."""
+    def hold(self, sequence: int, leaf: Node | Whole | None) -> None:
+        """Notes the leaf that this sequence holds (or what else it is kept for); None: no leaf any more."""
         self._leaves[sequence] = leaf
 
     def is_idle(self, sequence: int) -> bool:
@@ -152,7 +153,7 @@ class Sequences:
         if is_new:
             self._let_go(above)  # it is a leaf no more
             old = self.pool.leaf(sequence)
-            if old is not None:
+            if isinstance(old, Node):
                 self._let_go(old)
             self._hold(sequence, node)
 
@@ -169,6 +170,23 @@ class Sequences:
         while (sequence := self._holder.get(node)) is None:
             node = next(child for child in node.children.values() if child is not besides)
         return sequence
+
+    # ---- whole sequences: see `WholeSequences` ------------------------------------------------------------------
+
+    def keep(self, request: Request, entry: Whole) -> None:
+        """The request is over, and its sequence stays as it is."""
+        sequence = self.pool.leave(request)
+        self.pool.hold(sequence, entry)
+
+    def take(self, request: Request, entry: Whole) -> None:
+        """The request goes on with a kept sequence."""
+        self.pool.hold(entry.sequence, None)
+        self.pool.adopt(request, entry.sequence)
+
+    def forget(self, entry: Whole) -> None:
+        """A kept sequence is not needed any more."""
+        self.pool.hold(entry.sequence, None)
+        self._free(entry.sequence)
 
     # ---- the second tier: see `HostTier` ----------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ class PrefillAdder:
             needed = min(needed, self._cache.room_needed(request, request.device_len))
         if self._reserved + needed > self._cache.available:
             return Verdict.STOP
-        if reuses_cache(request) and self._claim(request) in self._claims:
+        if self._cache.shares and reuses_cache(request) and self._claim(request) in self._claims:
             return Verdict.LATER
         share = self._share(request)
         if share <= 0:

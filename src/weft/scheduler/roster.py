@@ -139,11 +139,11 @@ class Roster:
             raise InvariantError(f"request id {request_id} is in use")
         try:
             limit = self._admission.max_device_len(prompt_ids, params)
-            if session_id is not None and self.cache.retain == "none":
-                raise InvalidRequestError(
-                    f"X-Session-ID: {session_id!r} is not allowed, for with kv_cache.retain 'none' no KV is kept",
-                    param="X-Session-ID",
-                )
+            if session_id is not None and not self.cache.leases_kv:
+                why = "with kv_cache.retain 'none' no KV is kept"
+                if self.cache.retain == "prefix":
+                    why = "the KV of this model cannot be shared, so none is kept for sessions"
+                raise InvalidRequestError(f"X-Session-ID: {session_id!r} is not allowed: {why}", param="X-Session-ID")
         except WeftError:
             self.meters.note_rejection("invalid")
             raise

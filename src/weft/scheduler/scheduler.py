@@ -337,6 +337,8 @@ class Scheduler(Roster):
     def _undo(self, request: Request, count: int, *, emits: bool) -> None:
         """A row that was not computed. A prompt that was not being cut goes back to the front of the line."""
         request.undo(count, emits=emits)
+        if not self.cache.shares:
+            self._worthless[request.request_id] = None  # a state that a broken-off step may have changed
         if request.state.terminal:
             self._land_leaving(request, 0)
         elif not request.in_flight and request.extend_len > 1 and request is not self._chunked:
@@ -346,6 +348,8 @@ class Scheduler(Roster):
         """A step with a request that has ended meanwhile; its KV is good if the tokens it belongs to are known."""
         if request.request_id not in self._worthless and request.cached_len + count <= request.device_len:
             request.advance(count)
+        elif not self.cache.shares:
+            self._worthless[request.request_id] = None  # its state is beyond what is known
         if not request.in_flight:
             del self.leaving[request.request_id]
             self._release(request)

@@ -1,4 +1,4 @@
-"""A model that keeps one state for a whole sequence: nothing is shared, everything else works."""
+"""A model that keeps one state for a whole sequence: a conversation goes on, no prefix is shared, all else works."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gguf.constants import TokenType
 
 from tests.engine.llama.rig import Rig, output
 from weft.backends.registry import BUNDLED_MODEL
+from weft.backends.steps import StepCancelled
 from weft.core.request import RequestState
 
 EMBEDDING, INNER, STATE, RANK, KERNEL, LAYERS = 32, 64, 8, 4, 4, 2
@@ -87,6 +88,39 @@ def test_same_prompts_one_after_another_and_together(mamba: Path) -> None:
     together = [rig.add(prompt, new=12, ignore_eos=True) for _ in range(6)]
     rig.run()
     assert all(output(request) == first for request in together)
+    rig.close()
+
+
+def test_a_conversation_goes_on_with_its_state(mamba: Path) -> None:
+    rig, cold = Rig(model=mamba, sequences=4), Rig(model=mamba, sequences=4, retain="none")
+    prompt = list(range(100, 160))
+    for turn in range(3):
+        request = rig.add(prompt, new=8, ignore_eos=True)
+        rig.run()
+        assert request.reused_tokens == (len(prompt) - 6 if turn else 0)
+        assert output(request) == cold.say(prompt, new=8, ignore_eos=True)
+        prompt = request.tokens.tolist() + list(range(200, 205))
+    rig.close()
+    cold.close()
+
+
+def test_a_broken_off_prompt_leaves_no_state_behind(mamba: Path) -> None:
+    rig = Rig(model=mamba, sequences=4, chunked_prefill_size=16, max_prefill_tokens=16)
+    prompt = list(range(100, 180))
+    expected = Rig(model=mamba, sequences=4).say(prompt, new=8, ignore_eos=True)
+    request = rig.add(prompt, new=8)
+    rig.step()
+    plan = rig.scheduler.plan()
+    assert plan is not None
+    rig.scheduler.abort(request.request_id)
+    rig.backend.cancel(plan.step)
+    with pytest.raises(StepCancelled):
+        rig.backend.forward(plan)
+    rig.scheduler.cancelled(plan)
+    rig.check()
+    again = rig.add(prompt, new=8, ignore_eos=True)
+    rig.run()
+    assert again.reused_tokens == 0 and output(again) == expected
     rig.close()
 
 

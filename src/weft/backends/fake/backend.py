@@ -61,6 +61,7 @@ class FakeBackend:
         faults: any of `FAULTS` -> token id: a row that computes this token fails the step, fails alone, kills the
             process, or hangs the step.
         num_sequences: stores KV under so many sequence ids, as llama.cpp does; None: in slots.
+        shares_prefixes: with sequences; False: a sequence has one state, as with recurrent layers.
         sleep: how to let time pass; a virtual clock's `advance` in tests. None: really, until the step is cancelled.
     """
 
@@ -76,11 +77,19 @@ class FakeBackend:
         tokens_per_s: float | None = None,
         faults: Mapping[str, Any] | None = None,
         num_sequences: int | None = None,
+        shares_prefixes: bool = True,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._vocab = vocab_size
         self._geometry = Geometry(
-            1, 8, max_context_tokens, vocab_size, eos_token_ids, "fake model", num_sequences=num_sequences
+            1,
+            8,
+            max_context_tokens,
+            vocab_size,
+            eos_token_ids,
+            "fake model",
+            num_sequences=num_sequences,
+            shares_prefixes=shares_prefixes,
         )
         self.cells: FakeCells | None = None
         self._tokens_per_s = tokens_per_s
@@ -97,8 +106,9 @@ class FakeBackend:
         return self._geometry
 
     def allocate_kv(self, num_slots: int) -> None:
-        if self._geometry.num_sequences is not None:
-            self.cells = FakeCells(num_slots, self._geometry.num_sequences)
+        geometry = self._geometry
+        if geometry.num_sequences is not None:
+            self.cells = FakeCells(num_slots, geometry.num_sequences, whole=not geometry.shares_prefixes)
         else:
             self._kv = np.zeros(num_slots, dtype=np.uint64)
 

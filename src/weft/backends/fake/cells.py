@@ -14,9 +14,13 @@ from weft.core.plan import PIECE_TOKENS, TO_THE_END, Int32s, KvOp, StepPlan, UIn
 
 
 class FakeCells:
-    """`num_cells` cells, `total` sequences. A value (uint64) stands for a token's K and V."""
+    """`num_cells` cells, `total` sequences. A value (uint64) stands for a token's K and V.
 
-    def __init__(self, num_cells: int, total: int) -> None:
+    `whole`: a sequence has one state, which cannot be cut or copied, and is lost with a step that is not computed.
+    """
+
+    def __init__(self, num_cells: int, total: int, *, whole: bool = False) -> None:
+        self._whole = whole
         self._values: UInt64s = np.zeros(num_cells, dtype=np.uint64)
         self._cell_of: list[dict[int, int]] = [{} for _ in range(total)]  # of each sequence: position -> cell
         self._owners = np.zeros(num_cells, dtype=np.int32)
@@ -64,7 +68,7 @@ class FakeCells:
         first, lost = 0, []
         for row, (sequence, count) in enumerate(zip(plan.sequences.tolist(), plan.extend_lens.tolist(), strict=True)):
             start = int(plan.seq_lens[row]) - count
-            if self.length(sequence) == start:
+            if self.length(sequence) == start and not (self._whole and sequence in self._lost):
                 self._append(sequence, values[first : first + count], free)
             elif sequence in self._lost:
                 lost.append(row)
@@ -105,6 +109,8 @@ class FakeCells:
         self._append(op.sequence, part, self._free())
 
     def _copy(self, source: int, sequence: int, start: int, end: int) -> None:
+        if self._whole:
+            raise RuntimeError(f"sequence {sequence} gets a copy of a part of sequence {source}")
         for position in range(start, end):
             if position in self._cell_of[sequence]:
                 raise RuntimeError(f"copy over position {position} of sequence {sequence}")
@@ -114,6 +120,8 @@ class FakeCells:
 
     def _remove(self, sequence: int, start: int, end: int) -> None:
         cells = self._cell_of[sequence]
+        if self._whole and (start or end != TO_THE_END):
+            raise RuntimeError(f"sequence {sequence} is cut")
         self._lost.pop(sequence, None)
         for position in [p for p in cells if p >= start and (end == TO_THE_END or p < end)]:
             self._owners[cells.pop(position)] -= 1

@@ -308,7 +308,10 @@ class LlamaCppBackend:
         library, model = self._library, self._model
         keeps = bool(library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model))
         if keeps:
-            logger.warning("%s: a model with recurrent layers: no prompt shares what another has computed", self._path)
+            logger.warning(
+                "%s: a model with recurrent layers: a conversation goes on where it ended, nothing else is reused",
+                self._path,
+            )
         return keeps
 
     def _piece_tokens(self) -> int | None:

@@ -3,7 +3,7 @@
 Numbers of pooling types, and what llama.cpp ends the process for, are those of its `include/llama.h` and
 `src/llama-context.cpp` ("encode", "decode", "output_reserve"). What a file that names no pooling means is decided here:
 llama.cpp takes NONE, and its server then refuses OpenAI's endpoint. Encoders are pooled by the mean instead, which is
-what sentence-transformers does with a model that says nothing; decoders are refused, since they are no embedding models.
+what sentence-transformers does with a model that says nothing; decoders are refused: they are no embedding models.
 """
 
 from __future__ import annotations
