@@ -39,6 +39,7 @@ class Shape:
     eviction_threshold: float = 1.0
     num_sequences: int | None = None  # KV under sequence ids instead of in slots
     shares: bool = True
+    adapters: int = 0
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Shape:
@@ -70,6 +71,7 @@ class Shape:
         if page_size == 1 and rng.integers(3):
             shape.shares = bool(rng.integers(8))
             shape.num_sequences = int(rng.integers(1, shape.limits.max_batch_size + 9))
+        shape.adapters = int(rng.integers(3))
         return shape
 
 
@@ -101,6 +103,7 @@ class Walk:
             max_context_tokens=shape.max_context,
             vocab_size=VOCAB,
             eos_token_ids=(0,),
+            adapters=shape.adapters,
         )
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -119,6 +122,7 @@ class Walk:
         priority: int = 0,
         timeout_s: float | None = None,
         session: str | None = None,
+        adapter: int = 0,
     ) -> None:
         """Adds a request; a full queue must refuse it and keep nothing of it."""
         request_id = self.next_id
@@ -133,6 +137,7 @@ class Walk:
                 priority=priority,
                 deadline_s=deadline,
                 session_id=session if self.cache.retain == "prefix" else None,
+                adapter=adapter,
             )
         except QueueFullError:
             assert len(self.scheduler.queued) >= self.shape.limits.max_queue_size
@@ -149,6 +154,7 @@ class Walk:
             self.flights.append(plan)
             assert plan.num_rows <= self.shape.limits.max_batch_size
             assert len(np.unique(plan.slots)) == plan.num_tokens, "two tokens of one step share a slot"
+            assert {self.requests[i].adapter for i in plan.request_ids.tolist()} == {plan.adapter}
         return plan
 
     def end_step(self, plan: StepPlan | None = None, *, broken: bool = False, cancel: bool = False) -> None:
@@ -225,7 +231,7 @@ class Walk:
     def _expected(self, request: Request) -> int:
         known = np.array(self.tokens[request.request_id], dtype=np.int32)
         index = len(known) - request.input_len
-        history = kv_values(known, np.arange(len(known), dtype=np.int32))
+        history = kv_values(known, np.arange(len(known), dtype=np.int32), request.adapter)
         banned = tuple(sorted(request.end_tokens)) if index < request.params.min_tokens else ()
         if request.params.greedy:
             return next_token(history, VOCAB, banned=banned)
@@ -292,7 +298,8 @@ def _add_random(walk: Walk, rng: np.random.Generator, families: list[np.ndarray]
     )
     timeout_s = float(rng.random() * 4) if rng.random() < 0.2 else None
     session = str(int(rng.integers(3))) if rng.random() < 0.3 else None
-    walk.add(prompt, params, priority=int(rng.integers(3)), timeout_s=timeout_s, session=session)
+    priority, adapter = int(rng.integers(3)), int(rng.integers(walk.shape.adapters + 1))
+    walk.add(prompt, params, priority=priority, timeout_s=timeout_s, session=session, adapter=adapter)
 
 
 def _step_random(walk: Walk, rng: np.random.Generator) -> None:

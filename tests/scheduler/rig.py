@@ -26,11 +26,13 @@ def new_walk(
     depth: int = 1,
     ratio: float = 0.7,
     num_sequences: int | None = None,
+    adapters: int = 0,
     **limits: Any,
 ) -> Walk:
     """A system with room for everything that `limits` does not forbid; each of its steps is checked."""
     shape = Shape(capacity, page_size, max_context, retain, replace(ROOMY, **limits), depth, ratio)
     shape.num_sequences = num_sequences
+    shape.adapters = adapters
     return Walk(shape)
 
 
@@ -43,7 +45,7 @@ def tokens(length: int, *, start: int = 1) -> np.ndarray:
 
 def add(walk: Walk, prompt: np.ndarray | Sequence[int], *, new: int | None = 4, **more: Any) -> Request:
     """Adds a greedy request that no end token ends; parameters of sampling and of `Walk.add` alike."""
-    outer = {name: more.pop(name) for name in ("priority", "timeout_s", "session") if name in more}
+    outer = {name: more.pop(name) for name in ("priority", "timeout_s", "session", "adapter") if name in more}
     params = SamplingParams(**({"max_new_tokens": new, "temperature": 0.0, "ignore_eos": True} | more))
     walk.add(np.asarray(prompt), params, **outer)
     return walk.requests[len(walk.requests)]

@@ -106,9 +106,9 @@ class PrefixCache:
 
     # ---- a request's way through the cache --------------------------------------------------------------------
 
-    def peek(self, tokens: Int32s) -> int:
-        """Tokens of this prompt that are cached now, leaving the one that must be computed to get logits."""
-        return self.tree.peek(tokens[: len(tokens) - 1])
+    def peek(self, keys: Int32s) -> int:
+        """Tokens of a prompt with these keys that are cached now, leaving the one that is computed to get logits."""
+        return self.tree.peek(keys[: len(keys) - 1])
 
     def attach(self, request: Request, *, reuse: bool = True, now_s: float = 0.0) -> None:
         """Gives the request a row and the longest cached prefix, locked; sets `cached_len` and `miss`.
@@ -117,10 +117,10 @@ class PrefixCache:
         """
         if request.row >= 0:
             raise InvariantError(f"{request!r} is attached already")
-        tokens = request.tokens[: request.device_len - 1]
+        keys = request.keys(0, request.device_len - 1)
         reuse = reuse and self.shares
-        match = self.tree.match(tokens if reuse else tokens[:0])
-        request.miss = self._miss(tokens, match) if reuse else CacheMiss("not_used", 0)
+        match = self.tree.match(keys if reuse else keys[:0])
+        request.miss = self._miss(keys, match) if reuse else CacheMiss("not_used", 0)
         self.tree.lock(match.node)
         node: Node | None = match.node
         while node is not None:
@@ -216,9 +216,12 @@ class PrefixCache:
 
     # ---- sessions: see `Leases` -------------------------------------------------------------------------------
 
-    def lease(self, session_id: str, tokens: Int32s, now_s: float, ttl_s: float) -> None:
-        """A turn of the session has ended: protects its KV. With `retain` "none" nothing of it is left to protect."""
-        self.leases.hold(session_id, tokens, now_s, ttl_s)
+    def lease(self, session_id: str, keys: Int32s, now_s: float, ttl_s: float) -> None:
+        """A turn of the session has ended: protects its KV (`keys` are those of the request, what it has computed).
+
+        With `retain` "none" nothing of it is left to protect.
+        """
+        self.leases.hold(session_id, keys, now_s, ttl_s)
 
     def renew_lease(self, session_id: str, now_s: float, ttl_s: float) -> None:
         self.leases.renew(session_id, now_s, ttl_s)
@@ -320,7 +323,7 @@ class PrefixCache:
         """The request's own tokens up to `length` go into the tree, below the prefix that it has locked."""
         old: PrefixHandle = request.prefix
         match = self.tree.insert(
-            request.tokens[:length], row[old.length : length], below=old.node, owner=request.request_id
+            request.keys(0, length), row[old.length : length], below=old.node, owner=request.request_id
         )
         if self.sequences is not None:
             self.sequences.inserted(request, old.length, match, length)
@@ -344,12 +347,12 @@ class PrefixCache:
             self.ledger.discharge(owner, count)
         return len(evicted.slots)
 
-    def _miss(self, tokens: Int32s, match: Match) -> CacheMiss | None:
-        """Why no more of `tokens` was found; None if all that could be was."""
+    def _miss(self, keys: Int32s, match: Match) -> CacheMiss | None:
+        """Why no more of `keys` was found; None if all that could be was."""
         at = match.length
-        if at + self.page_size > len(tokens):
+        if at + self.page_size > len(keys):
             return None
-        if (match.node.prefix, self.tree.child_key(tokens, at)) in self.tree.evicted:
+        if (match.node.prefix, self.tree.child_key(keys, at)) in self.tree.evicted:
             return CacheMiss("evicted", at)
         return CacheMiss("diverged" if at and match.node.children else "never_seen", at)
 
@@ -357,11 +360,11 @@ class PrefixCache:
         prefix: PrefixHandle = request.prefix
         if not prefix.length <= request.cached_len <= request.allocated_len:
             raise InvariantError(f"{request!r}: prefix {prefix.length}, allocated {request.allocated_len}")
-        tokens, row = request.tokens, self.rows.table[request.row]
+        keys, row = request.keys(0, request.cached_len), self.rows.table[request.row]
         end, node = prefix.length, prefix.node
         while (parent := node.parent) is not None:
             start = end - len(node)
-            if start < 0 or (node.key != tokens[start:end]).any():
+            if start < 0 or (node.key != keys[start:end]).any():
                 raise InvariantError(f"{request!r}: its prefix is not what the tree holds")
             if (node.slots != row[start:end]).any():
                 raise InvariantError(f"{request!r}: its table row and the tree disagree")
