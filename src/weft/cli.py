@@ -24,6 +24,11 @@ Model = Annotated[str | None, typer.Argument(help="Checkpoint folder or GGUF fil
 Config = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; may be repeated.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option("--lora", metavar="NAME=FILE", help="A LoRA adapter (GGUF) and its name; may be repeated."),
+]
+Adapter = Annotated[str | None, typer.Option(help="The LoRA adapter that answers, by its name.")]
 BackendName = Annotated[str | None, typer.Option("--backend", help="auto, torch or fake.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Most new tokens of one answer.")]
@@ -56,10 +61,39 @@ def _resolve(config: Path | None, sets: list[str] | None, flags: dict[str, Any])
     return resolve(file=config, env=os.environ, flags=flags, sets=sets or [])
 
 
-def _offline_settings(model: str | None, dtype: str | None, backend: str | None, sets: list[str] | None) -> Any:
-    flags = {"model.path": model, "model.dtype": dtype, "backend.name": backend}
+def _adapters(given: list[str] | None) -> dict[str, str] | None:
+    """The setting that `--lora NAME=FILE` stands for. Raises SettingsError."""
+    from weft.core.errors import SettingsError
+
+    adapters: dict[str, str] = {}
+    for item in given or ():
+        name, _, file = item.partition("=")
+        if not name or not file:
+            raise SettingsError(f"--lora {item}: must be NAME=FILE", param="model.lora")
+        if name in adapters:
+            raise SettingsError(f"--lora {item}: the name {name!r} is given twice", param="model.lora")
+        adapters[name] = file
+    return adapters or None
+
+
+def _offline_settings(
+    model: str | None,
+    dtype: str | None,
+    backend: str | None,
+    sets: list[str] | None,
+    lora: list[str] | None,
+    adapter: str | None,
+) -> Any:
+    from weft.core.errors import SettingsError
+
+    flags = {"model.path": model, "model.dtype": dtype, "backend.name": backend, "model.lora": _adapters(lora)}
     # Without a server nobody waits on a connection, so nothing times out unless it is asked for.
-    return _resolve(None, ["http.request_timeout_s=null", *(sets or [])], flags).settings
+    settings = _resolve(None, ["http.request_timeout_s=null", *(sets or [])], flags).settings
+    names = settings.model.lora
+    if (names or adapter is not None) and adapter not in names:
+        what = "no adapter is chosen" if adapter is None else f"there is no {adapter!r}"
+        raise SettingsError(f"--adapter: {what} (allowed: {', '.join(names) or 'none, without --lora'})")
+    return settings
 
 
 @app.command()
@@ -72,6 +106,7 @@ def serve(
     backend: BackendName = None,
     served_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
     dtype: Dtype = None,
+    lora: Lora = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send; may be repeated.")] = None,
     restart: Annotated[
         bool | None, typer.Option("--restart", help="Start a dead engine again instead of ending.", show_default=False)
@@ -86,6 +121,7 @@ def serve(
         "model.path": model,
         "model.served_name": served_name,
         "model.dtype": dtype,
+        "model.lora": _adapters(lora),
         "http.host": host,
         "http.port": port,
         "http.api_keys": api_key or None,
@@ -112,6 +148,8 @@ def generate(
     seed: Seed = None,
     dtype: Dtype = None,
     backend: BackendName = None,
+    lora: Lora = None,
+    adapter: Adapter = None,
     sets: Sets = None,
 ) -> None:
     """Complete one prompt, or a file of them, without a server. A half-written output is resumed."""
@@ -119,15 +157,15 @@ def generate(
     from weft.core.sampling import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_new_tokens=max_tokens, seed=seed)
-    settings = _offline_settings(model, dtype, backend, sets)
+    settings = _offline_settings(model, dtype, backend, sets, lora, adapter)
     if (prompt is None) == (file is None):
         raise typer.BadParameter("give either --prompt or --file")
     if prompt is not None:
-        generate_one(settings, prompt, params, chat=chat)
+        generate_one(settings, prompt, params, chat=chat, adapter=adapter)
         return
     if file is None or output is None:
         raise typer.BadParameter("--file needs --output")
-    generate_file(settings, file, output, params)
+    generate_file(settings, file, output, params, adapter=adapter)
 
 
 @app.command()
@@ -141,6 +179,8 @@ def chat(
     api_key: Annotated[str | None, typer.Option(help="For a server that asks for one.")] = None,
     dtype: Dtype = None,
     backend: BackendName = None,
+    lora: Lora = None,
+    adapter: Adapter = None,
     sets: Sets = None,
 ) -> None:
     """Talk in the terminal; the history is kept, answers stream."""
@@ -150,9 +190,11 @@ def chat(
     params = SamplingParams(temperature=temperature, max_new_tokens=max_tokens, seed=seed)
     talker: Talker
     if model is not None and model.startswith(("http://", "https://")):
-        talker = ServerTalker(model, params, api_key)
+        if lora:
+            raise typer.BadParameter("--lora is for a model that is loaded here; a server has its own")
+        talker = ServerTalker(model, params, api_key, adapter)
     else:
-        talker = LocalTalker(_offline_settings(model, dtype, backend, sets), params)
+        talker = LocalTalker(_offline_settings(model, dtype, backend, sets, lora, adapter), params, adapter)
     run_chat(talker, system)
 
 

@@ -114,6 +114,39 @@ def test_chat_with_no_server_there() -> None:
     assert "http://127.0.0.1:9" in result.stderr
 
 
+def test_an_adapter_answers_offline(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"prompt": "Once"}) + "\n")
+    once = ("generate", *FAKE, "--prompt", "Once", "--max-tokens", "12")
+    adapted = ("--lora", f"mine={tmp_path}/a.gguf", "--adapter", "mine")
+    answer = run(*once, *adapted)
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout != run(*once).stdout
+    run("generate", *FAKE, "--file", str(source), "--output", str(target), "--max-tokens", "12", *adapted)
+    assert json.loads(target.read_text())["text"] == answer.stdout.removesuffix("\n")
+    chat = ("chat", *FAKE, "--max-tokens", "8", "--temperature", "0")
+    assert run(*chat, *adapted, stdin="hello\n").stdout != run(*chat, stdin="hello\n").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--lora", "mine"), "--lora mine: must be NAME=FILE"),
+        (("--lora", "=a.gguf"), "--lora =a.gguf: must be NAME=FILE"),
+        (("--lora", "a=x", "--lora", "a=y"), "--lora a=y: the name 'a' is given twice"),
+        (("--lora", "a=x"), "--adapter: no adapter is chosen (allowed: a)"),
+        (("--lora", "a=x", "--adapter", "b"), "--adapter: there is no 'b' (allowed: a)"),
+        (("--adapter", "b"), "--adapter: there is no 'b' (allowed: none, without --lora)"),
+        (("--lora", "a=/nowhere/x.gguf", "--adapter", "a"), "model.lora 'a': there is no file /nowhere/x.gguf"),
+    ],
+)
+def test_adapters_that_make_no_sense_are_refused_with_2(arguments: tuple[str, ...], words: str) -> None:
+    result = run("generate", *FAKE, "--prompt", "Once", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
 def test_config_shows_values_and_sources() -> None:
     result = run("config", "--set", "http.port=9")
     assert result.exit_code == 0

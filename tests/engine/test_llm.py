@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weft.core.errors import EngineError, InvalidRequestError, WeftError
+from weft.backends.fake.backend import FakeBackend
+from weft.config.resolve import resolve
+from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, SettingsError, WeftError
 from weft.core.sampling import SamplingParams
-from weft.engine.core import EngineDead
+from weft.engine.core import EngineCore, EngineDead
 from weft.engine.llm import LLM, Completion
 
 NewLLM = Callable[..., LLM]
@@ -200,3 +203,43 @@ def test_a_gguf_file() -> None:
         question = [{"role": "user", "content": "Count from 1 to 5."}]
         answer = llm.chat(question, SamplingParams(temperature=0, max_new_tokens=32))[0]
         assert answer.text.startswith("1, 2, 3, 4, 5")
+
+
+def test_adapters_answer_differently_and_each_on_its_own_cache(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    params = SamplingParams(temperature=0, max_new_tokens=8, ignore_eos=True)
+    prompt = list(range(10, 40))
+    with LLM(backend="fake", lora={"one": str(tmp_path / "a.gguf"), "two": str(tmp_path / "a.gguf")}) as llm:
+        answers = [llm.generate([prompt, prompt], params, adapter=name) for name in (None, "one", "two")]
+        assert len({tuple(first.token_ids) for first, _ in answers}) == 3
+        assert all(first.token_ids == second.token_ids for first, second in answers)
+        assert [answer.cached_tokens for pair in answers for answer in pair] == [0, 29] * 3
+        assert "".join(llm.stream(prompt, params, adapter="two")) == answers[2][0].text
+        chats = [llm.chat([{"role": "user", "content": "hi"}], params, adapter=name)[0].text for name in (None, "one")]
+        assert chats[0] != chats[1]
+        with pytest.raises(NotFoundError, match="adapter: there is no 'three'.*'one', 'two'"):
+            llm.generate("Once", adapter="three")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lora": {"a": "/nowhere/a.gguf"}}, "model.lora 'a': there is no file /nowhere/a.gguf"),
+        ({"lora": {"weft-demo": __file__}}, "model.lora 'weft-demo': this is the name of the model itself"),
+        ({"lora": {"a": __file__}, "backend": "torch"}, "model.lora: the torch engine has no LoRA adapters"),
+        ({"lora": {"": __file__}}, "model.lora: .* is not allowed; allowed: mapping of name to file"),
+    ],
+)
+def test_adapters_that_cannot_be_had_are_errors_at_the_start(given: dict[str, Any], words: str) -> None:
+    if given.get("backend") == "torch":
+        pytest.importorskip("torch")
+    with pytest.raises(SettingsError, match=words):
+        LLM(**({"backend": "fake"} | given))
+
+
+def test_more_adapters_than_the_cache_has_keys_for() -> None:
+    lora = {f"a{k}": __file__ for k in range(3)}
+    settings = resolve(flags={"model.lora": lora}, sets=["kv_cache.max_items=64"]).settings
+    core = EngineCore(settings, FakeBackend(vocab_size=700_000_000, max_context_tokens=64))
+    with pytest.raises(SettingsError, match=r"model.lora: 3 adapters are too many .*\(at most 2\)"):
+        core.load()

@@ -180,9 +180,9 @@ def test_the_walk_uses_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
         original(self, piece, sequence, start, end)
 
     monkeypatch.setattr(Sequences, "load", counting)
-    for seed in range(20):
-        random_walk(seed, 120)
-    assert restored > 100
+    for seed in range(8):
+        random_walk(seed, 120, tiered=True)
+    assert restored > 1000
 
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -228,5 +228,5 @@ def _wrong_branch(patch: pytest.MonkeyPatch) -> None:
 def test_planted_bugs_are_caught(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((RuntimeError, AssertionError, KeyError, StopIteration, IndexError)):
-        for seed in range(60):
-            random_walk(seed, 150)
+        for seed in range(20):
+            random_walk(seed, 150, tiered=True)

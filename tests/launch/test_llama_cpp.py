@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,8 +21,8 @@ COUNT = {"messages": [{"role": "user", "content": "Count from 1 to 5."}], "tempe
 LONG = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 
 
-def served(*arguments: str) -> Worker:
-    return Worker(GGUF, *arguments, backend="auto")
+def served(*arguments: str, model: str = GGUF) -> Worker:
+    return Worker(model, *arguments, backend="auto")
 
 
 async def ask(url: str, bodies: list[dict[str, Any]], path: str = "/v1/chat/completions") -> list[httpx.Response]:
@@ -127,3 +128,34 @@ def test_contradictions_are_named_at_the_start(setting: tuple[str, ...], words: 
         assert all(word in worker.log for word in words), worker.log
     finally:
         worker.http.close()
+
+
+def test_adapters_are_models_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch, which reads the bundled model's weights, is not installed")
+    from tests.engine.llama import lora
+
+    for seed in (1, 2):
+        lora.write_adapter(tmp_path / f"a{seed}.gguf", lora.adapter(seed))
+    files = [f"--lora=a{seed}={tmp_path}/a{seed}.gguf" for seed in (1, 2)]
+    names = ["demo", "a1", "a2"]
+    body = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0, "max_tokens": 24}
+    model = str(lora.write_model(tmp_path / "f32.gguf"))  # quantised, a batch's shape would blur such random adapters
+    with served("--served-name", "demo", *files, model=model) as worker:
+        cards = worker.http.get("/v1/models").json()["data"]
+        assert [(card["id"], card["parent"]) for card in cards] == [("demo", None), ("a1", "demo"), ("a2", "demo")]
+        alone = [asyncio.run(ask(worker.url, [body | {"model": name}]))[0] for name in names]
+        assert len(set(texts(alone))) == 3
+        assert [answer.json()["model"] for answer in alone] == names
+        assert [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in alone] == [0, 0, 0]
+        again = asyncio.run(ask(worker.url, [body | {"model": name} for name in names * 2]))
+        assert texts(again) == texts(alone) * 2
+        assert all(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for answer in again)
+        shown = [record["adapter"] for record in worker.http.get("/v1/requests").json()["requests"]]
+        assert shown[:3] == [None, "a1", "a2"]
+        assert_idle(worker)
+
+
+def test_an_adapter_that_does_not_fit_ends_the_start_with_2() -> None:
+    worker = served(f"--lora=mine={GGUF}")
+    assert worker.wait() == 2
+    assert "model.lora 'mine'" in worker.log and "general.type" in worker.log

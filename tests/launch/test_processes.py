@@ -152,6 +152,9 @@ def test_bad_row_ends_one_request_only() -> None:
         (("/no/such/folder", "--backend", "fake"), ("/no/such/folder",)),
         (("--backend", "fake", "--set", "backend.fake.faults={explode: 1}"), ("explode",)),
         (("--backend", "fake", "--set", "model.max_context_tokens=4096"), ("4096", "2048")),
+        (("--backend", "fake", "--lora", "mine=/no/such.gguf"), ("model.lora 'mine'", "/no/such.gguf")),
+        (("--backend", "fake", "--lora", f"weft-demo={__file__}"), ("model.lora 'weft-demo'", "model.served_name")),
+        pytest.param(("--lora", f"mine={__file__}"), ("model.lora", "torch", "llama_cpp"), marks=NEEDS_TORCH),
     ],
 )
 def test_bad_settings_exit_with_2_and_say_why(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -112,6 +112,11 @@ def _no_remap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "cache_unfinished", buggy)
 
 
+def _keys_without_adapter(patch: pytest.MonkeyPatch) -> None:
+    """What one adapter has computed is found by another."""
+    patch.setattr(Request, "keys", lambda self, start, end: self._tokens[start:end])
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -123,6 +128,7 @@ def _no_remap(patch: pytest.MonkeyPatch) -> None:
         _split_loses_leases,
         _lease_kept_forever,
         _no_remap,
+        _keys_without_adapter,
     ],
 )
 def test_planted_bug_is_caught(plant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

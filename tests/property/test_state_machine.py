@@ -51,6 +51,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         ratio=draw(st.sampled_from([0.0, 0.7])),
         eviction_policy=draw(st.sampled_from(["lru", "lfu", "fifo"])),
         eviction_threshold=draw(st.sampled_from([1.0, 0.5])),
+        adapters=draw(st.integers(0, 2)),
     )
 
 
@@ -75,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         timeout_s=st.one_of(st.none(), st.just(3.0)),
         session=st.sampled_from([None, "a", "b"]),
+        adapter=st.integers(0, 2),
     )
     def add(
         self,
@@ -87,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         timeout_s: float | None,
         session: str | None,
+        adapter: int,
     ) -> None:
         """A prompt that begins like its family's, and goes its own way at `own`."""
         number = max(walk.next_id for walk in self.walks)
@@ -99,7 +102,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         for walk in self.walks:
             walk.next_id = number
-            walk.add(prompt, params, priority=priority, timeout_s=timeout_s, session=session)
+            own_adapter = min(adapter, walk.shape.adapters)
+            walk.add(prompt, params, priority=priority, timeout_s=timeout_s, session=session, adapter=own_adapter)
 
     @precondition(lambda self: self.walks[0].next_id > 1)
     @rule(data=st.data())

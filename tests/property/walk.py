@@ -42,10 +42,11 @@ class Shape:
     resident_tokens: int = 0
     piece_tokens: int = 256
     shares: bool = True
+    adapters: int = 0
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Shape:
-        page_size = int(rng.choice([1, 1, 2, 16, 64]))
+        page_size = int(rng.choice([1, 1, 1, 1, 2, 16, 64]))
         concurrent = int(rng.integers(1, 9))
         shape = cls(
             capacity=int(rng.integers(2, 8)) * 64,
@@ -74,10 +75,22 @@ class Shape:
             shape.shares = bool(rng.integers(8))
             shape.num_sequences = int(rng.integers(1, shape.limits.max_batch_size + 9))
             if rng.integers(2):
-                shape.host_tokens = int(rng.integers(1, 2 * shape.capacity))
-                shape.resident_tokens = int(rng.integers(0, shape.capacity))
-                shape.piece_tokens = int(rng.choice([4, 16, 256]))
+                shape.add_tier(rng)
+        shape.adapters = int(rng.integers(3))
         return shape
+
+    def add_tier(self, rng: np.random.Generator) -> None:
+        """A second tier, if there are sequences that share and are kept."""
+        self.host_tokens = int(rng.integers(1, 2 * self.capacity))
+        self.resident_tokens = int(rng.integers(0, self.capacity))
+        self.piece_tokens = int(rng.choice([4, 16, 256]))
+
+    def tiered(self, rng: np.random.Generator) -> Shape:
+        """The same with a second tier."""
+        self.page_size, self.shares, self.retain = 1, True, "prefix"
+        self.num_sequences = int(rng.integers(1, self.limits.max_batch_size + 9))
+        self.add_tier(rng)
+        return self
 
 
 class Walk:
@@ -114,6 +127,7 @@ class Walk:
             max_context_tokens=shape.max_context,
             vocab_size=VOCAB,
             eos_token_ids=(0,),
+            adapters=shape.adapters,
         )
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -132,6 +146,7 @@ class Walk:
         priority: int = 0,
         timeout_s: float | None = None,
         session: str | None = None,
+        adapter: int = 0,
     ) -> None:
         """Adds a request; a full queue must refuse it and keep nothing of it."""
         request_id = self.next_id
@@ -146,6 +161,7 @@ class Walk:
                 priority=priority,
                 deadline_s=deadline,
                 session_id=session if self.cache.leases_kv else None,
+                adapter=adapter,
             )
         except QueueFullError:
             assert len(self.scheduler.queued) >= self.shape.limits.max_queue_size
@@ -162,6 +178,7 @@ class Walk:
             self.flights.append(plan)
             assert plan.num_rows <= self.shape.limits.max_batch_size
             assert len(np.unique(plan.slots)) == plan.num_tokens, "two tokens of one step share a slot"
+            assert {self.requests[i].adapter for i in plan.request_ids.tolist()} == {plan.adapter}
         return plan
 
     def end_step(self, plan: StepPlan | None = None, *, broken: bool = False, cancel: bool = False) -> None:
@@ -238,7 +255,7 @@ class Walk:
     def _expected(self, request: Request) -> int:
         known = np.array(self.tokens[request.request_id], dtype=np.int32)
         index = len(known) - request.input_len
-        history = kv_values(known, np.arange(len(known), dtype=np.int32))
+        history = kv_values(known, np.arange(len(known), dtype=np.int32), request.adapter)
         banned = tuple(sorted(request.end_tokens)) if index < request.params.min_tokens else ()
         if request.params.greedy:
             return next_token(history, VOCAB, banned=banned)
@@ -254,10 +271,11 @@ class Walk:
             assert len(tokens) == request.max_device_len
 
 
-def random_walk(seed: int, operations: int) -> int:
-    """One walk from a seed; returns how many operations were checked."""
+def random_walk(seed: int, operations: int, *, tiered: bool = False) -> int:
+    """One walk from a seed, always with a second tier if asked; returns how many operations were checked."""
     rng = np.random.default_rng(seed)
-    walk = Walk(Shape.random(rng))
+    shape = Shape.random(rng)
+    walk = Walk(shape.tiered(rng) if tiered else shape)
     families = [rng.integers(1, VOCAB, size=walk.shape.max_context) for _ in range(3)]
     while walk.operations < operations:
         match int(rng.integers(10)):
@@ -305,7 +323,8 @@ def _add_random(walk: Walk, rng: np.random.Generator, families: list[np.ndarray]
     )
     timeout_s = float(rng.random() * 4) if rng.random() < 0.2 else None
     session = str(int(rng.integers(3))) if rng.random() < 0.3 else None
-    walk.add(prompt, params, priority=int(rng.integers(3)), timeout_s=timeout_s, session=session)
+    priority, adapter = int(rng.integers(3)), int(rng.integers(walk.shape.adapters + 1))
+    walk.add(prompt, params, priority=priority, timeout_s=timeout_s, session=session, adapter=adapter)
 
 
 def _step_random(walk: Walk, rng: np.random.Generator) -> None:

@@ -30,12 +30,14 @@ def new_walk(
     host_tokens: int = 0,
     resident_tokens: int = 1_000_000,
     piece_tokens: int = 256,
+    adapters: int = 0,
     **limits: Any,
 ) -> Walk:
     """A system with room for everything that `limits` does not forbid; each of its steps is checked."""
     shape = Shape(capacity, page_size, max_context, retain, replace(ROOMY, **limits), depth, ratio)
     shape.num_sequences, shape.shares = num_sequences, shares
     shape.host_tokens, shape.resident_tokens, shape.piece_tokens = host_tokens, resident_tokens, piece_tokens
+    shape.adapters = adapters
     return Walk(shape)
 
 
@@ -48,7 +50,7 @@ def tokens(length: int, *, start: int = 1) -> np.ndarray:
 
 def add(walk: Walk, prompt: np.ndarray | Sequence[int], *, new: int | None = 4, **more: Any) -> Request:
     """Adds a greedy request that no end token ends; parameters of sampling and of `Walk.add` alike."""
-    outer = {name: more.pop(name) for name in ("priority", "timeout_s", "session") if name in more}
+    outer = {name: more.pop(name) for name in ("priority", "timeout_s", "session", "adapter") if name in more}
     params = SamplingParams(**({"max_new_tokens": new, "temperature": 0.0, "ignore_eos": True} | more))
     walk.add(np.asarray(prompt), params, **outer)
     return walk.requests[len(walk.requests)]

@@ -62,7 +62,8 @@ async def test_flush_cache_passes_on_the_engines_words(http: httpx.AsyncClient) 
 
 
 async def test_models(http: httpx.AsyncClient) -> None:
-    card = {"id": "weft-demo", "object": "model", "created": 1700000000, "owned_by": "weft", "max_model_len": 64}
+    card = {"id": "weft-demo", "object": "model", "created": 1700000000, "owned_by": "weft"}
+    card |= {"root": "weft-demo", "parent": None, "max_model_len": 64}
     assert (await http.get("/v1/models")).json() == {"object": "list", "data": [card]}
     assert (await http.get("/v1/models/weft-demo")).json() == card
     response = await http.get("/v1/models/org/other")

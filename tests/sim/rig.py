@@ -14,10 +14,11 @@ from weft.sim.simulation import Simulation
 from weft.sim.system import System, system_from
 
 
-def system(*sets: str, depth: int = 1) -> System:
+def system(*sets: str, depth: int = 1, adapters: int = 0) -> System:
     """The default system, but for some settings."""
     found = system_from(resolve(sets=sets).settings)
-    return System(msgspec.structs.replace(found.header, depth=depth), found.tick_s)
+    model = msgspec.structs.replace(found.header.model, adapters=adapters)
+    return System(msgspec.structs.replace(found.header, depth=depth, model=model), found.tick_s)
 
 
 def run(

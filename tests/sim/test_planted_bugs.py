@@ -135,6 +135,11 @@ def _idle_with_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "plan", buggy)
 
 
+def _keys_without_adapter(patch: pytest.MonkeyPatch) -> None:
+    """What one adapter has computed is found by another."""
+    patch.setattr(Request, "keys", lambda self, start, end: self._tokens[start:end])
+
+
 BUGS: list[tuple[Patch, str, int]] = [
     (_double_release, "none", 1),
     (_leaking_lock, "none", 1),
@@ -148,12 +153,13 @@ BUGS: list[tuple[Patch, str, int]] = [
     (_deaf_to_stop_strings, "none", 1),
     (_deaf_to_aborts, "cancel", 1),
     (_idle_with_work, "none", 1),
+    (_keys_without_adapter, "none", 1),
 ]
 
 
 @pytest.mark.parametrize(("plant", "faults", "depth"), BUGS, ids=[bug.__name__.strip("_") for bug, _, _ in BUGS])
 def test_planted_bugs_are_caught(monkeypatch: pytest.MonkeyPatch, plant: Patch, faults: str, depth: int) -> None:
-    served = system("http.max_concurrent_requests=4", depth=depth)
+    served = system("http.max_concurrent_requests=4", depth=depth, adapters=2)
     workload = Workload(load=10.0, output_tokens=20)
     again = partial(run, 1, 80, faults, serve=served, workload=workload, cost=COSTS["cpu"])  # slow: deadlines pass
     again()  # without the bug all is well

@@ -27,12 +27,22 @@ def _replayed(path: Path) -> Replay:
 def test_simulate_record_replay(tmp_path: Path, depth: int, vary: bool) -> None:
     path = tmp_path / "trace"
     for seed in range(1, 5):
-        simulation = run(seed, 60, "all", serve=system(depth=depth), vary=vary, record=path)
+        simulation = run(seed, 60, "all", serve=system(depth=depth, adapters=2), vary=vary, record=path)
         replay = _replayed(path)
         assert replay.driver.digest() == simulation.driver.digest()
         assert replay.measure.records == simulation.measure.records
         assert replay.measure.refused == simulation.measure.refused
         assert not replay.torn
+
+
+def test_a_trace_tells_whose_adapter_a_request_and_a_step_have(tmp_path: Path) -> None:
+    run(1, 60, record=tmp_path / "trace", serve=system(adapters=2))
+    lines = _lines(tmp_path / "trace")
+    asked = {line["id"]: line.get("adapter", 0) for line in lines if line["e"] == "add"}
+    assert {*asked.values()} == {0, 1, 2}
+    for line in lines:
+        if line["e"] == "plan" and "ids" in line:
+            assert {asked[request_id] for request_id in line["ids"]} == {line.get("adapter", 0)}
 
 
 def test_the_same_run_is_the_same_file(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ Refused, naming both keys, where both are given as numbers:
 - `kv_cache.page_size` above `kv_cache.max_items`;
 - `scheduler.max_input_tokens` or `scheduler.max_output_tokens` above `model.max_context_tokens` or above
   `kv_cache.max_items`.
+
+An adapter in `model.lora` must not have the name of the model itself (`model.served_name`).
 """
 
 

@@ -57,7 +57,10 @@ class Backend(Protocol):
 
     name: str
     features: frozenset[str]
-    """Of "logprobs", "prompt_logprobs", "logit_bias", "penalties": requests that need another one are refused."""
+    """Of "logprobs", "prompt_logprobs", "logit_bias", "penalties": requests that need another one are refused.
+
+    And "lora": without it the setting `model.lora` is refused, so that no plan has an adapter.
+    """
 
     def load(self, progress: Progress | None = None) -> Geometry:
         """Reads the model. Raises ModelLoadError, naming the file, tensor or architecture at fault."""

@@ -35,6 +35,18 @@ def backend_name(settings: Settings) -> str:
 
 def create_backend(settings: Settings) -> Backend:
     """A backend that has not loaded anything yet. Raises SettingsError, naming the extra where one is missing."""
+    backend = _create(settings)
+    if settings.model.lora and "lora" not in backend.features:
+        raise SettingsError(
+            f"model.lora: the {backend.name} engine has no LoRA adapters (the llama_cpp engine has, for GGUF models)"
+        )
+    for name, file in settings.model.lora.items():
+        if not Path(file).is_file():
+            raise SettingsError(f"model.lora {name!r}: there is no file {file}")
+    return backend
+
+
+def _create(settings: Settings) -> Backend:
     name = backend_name(settings)
     if name != "llama_cpp" and settings.kv_cache.kv_type != "auto":
         raise SettingsError(
@@ -89,7 +101,8 @@ def _create_llama_cpp(settings: Settings) -> Backend:
         kv_type="f16" if kv.kv_type == "auto" else kv.kv_type,
         host_pieces=kv.host_memory_mb > 0,
     )
-    return LlamaCppBackend(model_folder(settings), options)
+    adapters = {name: Path(file) for name, file in settings.model.lora.items()}
+    return LlamaCppBackend(model_folder(settings), options, adapters)
 
 
 def load_tokenizer(settings: Settings) -> BaseTokenizer:

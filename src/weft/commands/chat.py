@@ -21,22 +21,23 @@ class Talker(Protocol):
 
 
 class LocalTalker:
-    """A model in this process."""
+    """A model in this process, with one of its adapters."""
 
-    def __init__(self, settings: Settings, params: SamplingParams) -> None:
+    def __init__(self, settings: Settings, params: SamplingParams, adapter: str | None = None) -> None:
         from weft.engine.llm import LLM
 
         self._llm = LLM(settings=settings)
         self._params = params
+        self._adapter = adapter
 
     def answer(self, messages: Messages) -> Iterator[str]:
-        return self._llm.stream(messages, self._params)
+        return self._llm.stream(messages, self._params, adapter=self._adapter)
 
 
 class ServerTalker:
-    """A server that speaks OpenAI's API, at `http://host:port` with or without `/v1`."""
+    """A server that speaks OpenAI's API, at `http://host:port` with or without `/v1`; `model` or its first one."""
 
-    def __init__(self, url: str, params: SamplingParams, api_key: str | None) -> None:
+    def __init__(self, url: str, params: SamplingParams, api_key: str | None, model: str | None = None) -> None:
         import httpx
 
         base = url.rstrip("/").removesuffix("/v1")
@@ -44,7 +45,7 @@ class ServerTalker:
         self._http = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10.0, read=None))
         self._params = params
         try:
-            self._model = self._http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+            self._model = model or self._http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
             raise EngineError(f"{url}: no model can be reached there: {error}") from error
 

@@ -18,16 +18,20 @@ from weft.engine.llm import LLM, Completion
 BATCH = 256  # lines in the engine at once: enough to fill it, few enough to lose little when interrupted
 
 
-def generate_one(settings: Settings, prompt: str, params: SamplingParams, *, chat: bool) -> None:
+def generate_one(
+    settings: Settings, prompt: str, params: SamplingParams, *, chat: bool, adapter: str | None = None
+) -> None:
     """Streams one completion to stdout."""
     with LLM(settings=settings) as llm:
-        for piece in llm.stream([{"role": "user", "content": prompt}] if chat else prompt, params):
+        for piece in llm.stream([{"role": "user", "content": prompt}] if chat else prompt, params, adapter=adapter):
             print(piece, end="", flush=True)
     print()
 
 
-def generate_file(settings: Settings, source: Path, target: Path, params: SamplingParams) -> None:
-    """Answers every line of `source` in `target`, in order.
+def generate_file(
+    settings: Settings, source: Path, target: Path, params: SamplingParams, *, adapter: str | None = None
+) -> None:
+    """Answers every line of `source` in `target`, in order, with this adapter.
 
     A line is {"prompt": text or token ids} or {"messages": [...]}, with any fields of SamplingParams beside it. What
     `target` already answers is kept: line k of it belongs to line k of `source`, and a line cut short is done again.
@@ -45,15 +49,15 @@ def generate_file(settings: Settings, source: Path, target: Path, params: Sampli
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("generating", total=len(jobs), completed=done)
             for start in range(done, len(jobs), BATCH):
-                for line in _answer(llm, jobs[start : start + BATCH]):
+                for line in _answer(llm, jobs[start : start + BATCH], adapter):
                     out.write(json.dumps(line, ensure_ascii=False) + "\n")
                 out.flush()
                 os.fsync(out.fileno())
                 bar.update(task, completed=min(len(jobs), start + BATCH))
 
 
-def _answer(llm: LLM, jobs: list[tuple[Any, SamplingParams]]) -> Iterator[dict[str, Any]]:
-    for answer in llm.run(jobs):
+def _answer(llm: LLM, jobs: list[tuple[Any, SamplingParams]], adapter: str | None) -> Iterator[dict[str, Any]]:
+    for answer in llm.run(jobs, adapter=adapter):
         if isinstance(answer, Completion):
             yield {
                 "text": answer.text,

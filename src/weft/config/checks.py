@@ -15,6 +15,11 @@ def _not_above(small_key: str, small: int | str | None, large_key: str, large: i
 def check(settings: Settings) -> None:
     """Raises SettingsError, naming both keys, when two settings cannot hold together."""
     http, scheduler, kv, model = settings.http, settings.scheduler, settings.kv_cache, settings.model
+    if model.public_name in model.lora:
+        raise SettingsError(
+            f"model.lora {model.public_name!r}: this is the name of the model itself (model.served_name)",
+            param="model.lora",
+        )
     _not_above(
         "scheduler.max_batch_size",
         scheduler.max_batch_size,

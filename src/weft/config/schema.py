@@ -20,6 +20,7 @@ FLAGS: dict[str, str] = {
     "model.path": "argument MODEL",
     "model.served_name": "flag --served-name",
     "model.dtype": "flag --dtype",
+    "model.lora": "flag --lora",
     "http.host": "flag --host",
     "http.port": "flag --port",
     "http.api_keys": "flag --api-key",

@@ -10,6 +10,7 @@ Structs are frozen. Constructing one directly checks nothing: settings that come
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -57,6 +58,21 @@ class ModelSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         NonEmpty | None,
         Meta(description="File with a Jinja chat template. `null`: the one that comes with the model."),
     ] = None
+    lora: Annotated[
+        dict[NonEmpty, NonEmpty],
+        Meta(
+            description="LoRA adapters in GGUF form, by name. A request that gives such a name as its `model` is "
+            "answered with the adapter on top of the model. The llama_cpp engine has them.",
+            extra={"allowed": "mapping of name to file"},
+        ),
+    ] = msgspec.field(default_factory=dict)
+
+    @property
+    def public_name(self) -> str:
+        """The model's name in the API."""
+        if self.served_name is not None:
+            return self.served_name
+        return "weft-demo" if self.path is None else Path(self.path).resolve().name.removesuffix(".gguf")
 
 
 class HttpSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

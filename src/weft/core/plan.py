@@ -110,6 +110,7 @@ class StepPlan:
         prompt_logprobs: row -> which of its prompt tokens' log probabilities are wanted.
         sequences: int32 [R], the sequence of each row, for engines that store KV under sequence ids; else None.
         kv_ops: for the same engines, to be done in this order before anything is computed.
+        adapter: the LoRA adapter of all rows, 0 for none.
     """
 
     step: int
@@ -127,6 +128,7 @@ class StepPlan:
     prompt_logprobs: dict[int, PromptLogprobsRow] = field(default_factory=dict)
     sequences: Int32s | None = None
     kv_ops: tuple[KvOp, ...] = ()
+    adapter: int = 0
 
     @property
     def num_rows(self) -> int:

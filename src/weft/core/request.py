@@ -119,6 +119,8 @@ class Request:
         priority: lower runs first, where the scheduler heeds it.
         deadline_s: clock time past which the client does not want an answer any more.
         session_id, session_ttl_s: the conversation that keeps its KV, and for how long.
+        adapter: 0 for the model itself, k for the k-th LoRA adapter on top of it.
+        key_offset: see `keys`; different for every adapter, 0 for none.
     """
 
     def __init__(
@@ -135,6 +137,8 @@ class Request:
         deadline_s: float | None = None,
         session_id: str | None = None,
         session_ttl_s: float | None = None,
+        adapter: int = 0,
+        key_offset: int = 0,
     ) -> None:
         input_len = len(prompt_ids)
         if not 1 <= input_len < max_device_len:
@@ -147,6 +151,8 @@ class Request:
         self.deadline_s = deadline_s
         self.session_id = session_id
         self.session_ttl_s = session_ttl_s
+        self.adapter = adapter
+        self._key_offset = key_offset
         self.input_len = input_len
         self.max_device_len = max_device_len
         self.cached_len = 0
@@ -204,6 +210,15 @@ class Request:
     def tokens(self) -> Int32s:
         """int32 [device_len], prompt and output; a view, valid until the next append."""
         return self._tokens[: self.device_len]
+
+    def keys(self, start: int, end: int) -> Int32s:
+        """int32 [end - start], what the prefix cache knows tokens [start, end) by; equal where KV can be shared.
+
+        KV depends on the adapter as much as on the tokens. Each adapter therefore has a range of keys of its own: the
+        token ids, moved by `key_offset`. Without an adapter they are the tokens themselves, a view like `tokens`.
+        """
+        tokens = self._tokens[start:end]
+        return tokens + np.int32(self._key_offset) if self._key_offset else tokens
 
     @property
     def prompt_ids(self) -> Int32s:

@@ -29,6 +29,7 @@ from weft.core.sampling import SamplingParams
 from weft.engine.facts import Facts
 from weft.engine.runner import Landing, run_step
 from weft.engine.sizing import (
+    resolve_adapters,
     resolve_context,
     resolve_depth,
     resolve_host_tokens,
@@ -118,11 +119,12 @@ class EngineCore:
                 vocab_size=self.geometry.vocab_size,
                 eos_token_ids=self.geometry.eos_token_ids,
                 seed=self.settings.scheduler.seed,
+                adapters=resolve_adapters(self.settings, self.geometry),
             ),
         )
         self.scheduler = header.make(self._now)
         self.backend.allocate_kv(self.scheduler.cache.capacity)
-        self.facts = Facts(self.scheduler, self.geometry.kv_bytes_per_token)
+        self.facts = Facts(self.scheduler, self.geometry.kv_bytes_per_token, tuple(self.settings.model.lora))
         if self.settings.engine.record is not None:
             path = Path(self.settings.engine.record)
             keep_older(path)  # with `engine.restart`, it tells why this engine had to start
@@ -140,6 +142,7 @@ class EngineCore:
             "deadline_s": message.deadline_s,
             "session_id": message.session_id,
             "session_ttl_s": message.session_ttl_s,
+            "adapter": message.adapter,
         }
         try:
             self._check_features(message.params)

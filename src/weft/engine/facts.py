@@ -15,7 +15,7 @@ RECENT = 1000
 
 
 class Facts:
-    """Watches one scheduler. Read by the engine's own thread only.
+    """Watches one scheduler, whose adapters have these names. Read by the engine's own thread only.
 
     Attributes:
         breaches: how often an invariant did not hold.
@@ -23,7 +23,7 @@ class Facts:
         batch: (rows, tokens) of the last step.
     """
 
-    def __init__(self, scheduler: Scheduler, kv_bytes_per_token: int) -> None:
+    def __init__(self, scheduler: Scheduler, kv_bytes_per_token: int, adapters: tuple[str, ...] = ()) -> None:
         self.breaches = 0
         self.step_time: dict[StepMode, Histogram] = {"extend": Histogram(), "decode": Histogram(), "mixed": Histogram()}
         self.schedule_time = Histogram()
@@ -31,6 +31,7 @@ class Facts:
         self.batch = (0, 0)
         self._scheduler = scheduler
         self._bytes_per_token = kv_bytes_per_token
+        self._adapters = (None, *adapters)
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
 
     def note_end(self, request: Request, now_s: float) -> None:
@@ -135,6 +136,7 @@ class Facts:
             "state": request.state.value,
             "priority": request.priority,
             "session_id": request.session_id,
+            "adapter": self._adapters[request.adapter],
             "prompt_tokens": request.input_len,
             "cached_tokens": request.reused_tokens,
             "output_tokens": request.output_len,

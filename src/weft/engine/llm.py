@@ -23,7 +23,7 @@ from weft.backends.registry import create_backend, load_tokenizer
 from weft.config.describe import format_value
 from weft.config.resolve import resolve
 from weft.config.settings import Settings
-from weft.core.errors import InvalidRequestError, WeftError
+from weft.core.errors import InvalidRequestError, NotFoundError, WeftError
 from weft.core.sampling import SamplingParams
 from weft.engine.core import EngineCore
 from weft.engine.text_worker import TextWorker
@@ -60,6 +60,7 @@ class LLM:
         model: checkpoint folder or GGUF file; None: the bundled demo model.
         dtype: "auto", "float32", "bfloat16" or "float16".
         backend: "auto", "torch", "llama_cpp" or "fake".
+        lora: LoRA adapters (GGUF files) by name; every method that generates takes such a name as `adapter`.
         settings: any other setting by its dotted key, such as {"kv_cache.page_size": 16}; or resolved `Settings`, which
             then are all that counts.
     """
@@ -70,9 +71,13 @@ class LLM:
         *,
         dtype: str = "auto",
         backend: str = "auto",
+        lora: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | Settings | None = None,
     ) -> None:
-        self.settings = settings if isinstance(settings, Settings) else _resolve(model, dtype, backend, settings or {})
+        if not isinstance(settings, Settings):
+            flags = {"model.path": model, "model.dtype": dtype, "backend.name": backend, "model.lora": lora}
+            settings = _resolve(flags, settings or {})
+        self.settings = settings
         self.tokenizer = load_tokenizer(self.settings)
         self._backend: Backend = create_backend(self.settings)
         self._core = EngineCore(self.settings, self._backend)
@@ -83,32 +88,41 @@ class LLM:
         self._arrived: dict[int, deque[TextDelta]] = {}
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[Completion]:
         """Completes prompts (texts or token ids), all together; answers in the order of the prompts.
 
         Raises the first request's error (InvalidRequestError and the like); the others are cancelled then.
         """
         texts = _as_prompts(prompts)
-        return self._run([self._request(prompt, p) for prompt, p in zip(texts, _each(params, texts), strict=True)])
+        pairs = zip(texts, _each(params, texts), strict=True)
+        return self._run([self._request(prompt, p, adapter) for prompt, p in pairs])
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
         **variables: Any,
     ) -> list[Completion]:
         """Answers one conversation, or several; `variables` go to the chat template."""
         many = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self._run([self._chat_request(conversation, params, variables) for conversation in many])
+        return self._run([self._chat_request(conversation, params, variables, adapter) for conversation in many])
 
-    def run(self, jobs: Sequence[tuple[Prompt | Sequence[Message], SamplingParams]]) -> list[Completion | WeftError]:
+    def run(
+        self, jobs: Sequence[tuple[Prompt | Sequence[Message], SamplingParams]], *, adapter: str | None = None
+    ) -> list[Completion | WeftError]:
         """Answers prompts and conversations, each with its own parameters; a failed one's error is its answer."""
         answers: list[Completion | WeftError] = [Completion() for _ in jobs]
         requests: list[TextRequest] = []
         place: dict[int, int] = {}
         for index, (prompt, params) in enumerate(jobs):
-            request = self._any_request(prompt, params)
+            request = self._any_request(prompt, params, adapter)
             place[request.request_ids[0]] = index
             requests.append(request)
         with closing(self._deltas(requests)) as deltas:
@@ -120,15 +134,30 @@ class LLM:
                     _collect(answer, delta)
         return answers
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+    ) -> Iterator[str]:
         """Yields the answer's text piece by piece; closing the iterator cancels the rest."""
-        request = self._any_request(prompt, params or SamplingParams())
+        request = self._any_request(prompt, params or SamplingParams(), adapter)
         request.stream = True
         with closing(self._deltas([request])) as deltas:
             for delta in deltas:
                 _raise_error(delta.end)
                 if delta.text:
                     yield delta.text
+
+    def _adapter_number(self, name: str | None) -> int:
+        """An adapter's number; None stands for the model itself. Raises NotFoundError for a name that there is not."""
+        if name is None:
+            return 0
+        names = list(self.settings.model.lora)
+        if name not in names:
+            raise NotFoundError(f"adapter: there is no {name!r} (allowed: {', '.join(map(repr, names)) or 'none'})")
+        return names.index(name) + 1
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -147,27 +176,33 @@ class LLM:
 
     # ---- insides ----------------------------------------------------------------------------------------------
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> TextRequest:
-        request = TextRequest([next(self._ids)], params, arrival_s=time.monotonic())
+    def _request(self, prompt: Prompt, params: SamplingParams, adapter: str | None) -> TextRequest:
+        number = self._adapter_number(adapter)
+        request = TextRequest([next(self._ids)], params, arrival_s=time.monotonic(), adapter=number)
         if isinstance(prompt, str):
             request.text = prompt
         else:
             request.token_ids = [int(token) for token in prompt]
         return request
 
-    def _chat_request(self, messages: Any, params: SamplingParams | None, variables: dict[str, Any]) -> TextRequest:
+    def _chat_request(
+        self, messages: Any, params: SamplingParams | None, variables: dict[str, Any], adapter: str | None
+    ) -> TextRequest:
         return TextRequest(
             [next(self._ids)],
             params or SamplingParams(),
             messages=[dict(message) for message in messages],
             template_kwargs=variables,
             arrival_s=time.monotonic(),
+            adapter=self._adapter_number(adapter),
         )
 
-    def _any_request(self, prompt: Prompt | Sequence[Message], params: SamplingParams) -> TextRequest:
+    def _any_request(
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams, adapter: str | None
+    ) -> TextRequest:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            return self._chat_request(prompt, params, {})
-        return self._request(prompt, params)  # type: ignore[arg-type]
+            return self._chat_request(prompt, params, {}, adapter)
+        return self._request(prompt, params, adapter)  # type: ignore[arg-type]
 
     def _run(self, requests: list[TextRequest]) -> list[Completion]:
         answers = {request.request_ids[0]: Completion() for request in requests}
@@ -221,10 +256,10 @@ class LLM:
                 self._core.complete(output.request_id)
 
 
-def _resolve(model: str | None, dtype: str, backend: str, settings: Mapping[str, Any]) -> Settings:
+def _resolve(flags: Mapping[str, Any], settings: Mapping[str, Any]) -> Settings:
     given = {"http.request_timeout_s": None, **settings}  # nobody is waiting on a connection
     return resolve(
-        flags={"model.path": model, "model.dtype": dtype, "backend.name": backend},
+        flags=flags,
         sets=[f"{key}={format_value(value)}" for key, value in given.items()],
     ).settings
 

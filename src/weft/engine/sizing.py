@@ -142,6 +142,16 @@ def resolve_resident_tokens(settings: Settings) -> int:
     return _RESIDENT_TOKENS if wanted == "auto" else wanted
 
 
+def resolve_adapters(settings: Settings, geometry: Geometry) -> int:
+    """How many LoRA adapters there are. Raises SettingsError where the prefix cache has no keys for so many."""
+    count, most = len(settings.model.lora), (2**31 - 1) // geometry.vocab_size - 1
+    if count > most:
+        raise SettingsError(
+            f"model.lora: {count} adapters are too many for a vocabulary of {geometry.vocab_size} (at most {most})"
+        )
+    return count
+
+
 def available_bytes() -> int:
     """Memory that is free now, in bytes."""
     try:

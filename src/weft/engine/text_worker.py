@@ -122,6 +122,7 @@ class TextWorker:
                     request.deadline_s,
                     request.session_id,
                     request.session_ttl_s,
+                    request.adapter,
                 )
             )
         self._states.update(states)  # all or none: an error above leaves nothing behind

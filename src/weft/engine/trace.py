@@ -73,6 +73,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     seed: int
+    adapters: int = 0
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="weft-trace", tag_field="e"):
@@ -115,6 +116,7 @@ class Add(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="add"):
     deadline: float | None = None
     session: str | None = None
     ttl: float | None = None
+    adapter: int = 0
 
     def prompt_ids(self) -> Int32s:
         return np.frombuffer(self.prompt, dtype="<i4").astype(np.int32, copy=False)
@@ -160,7 +162,7 @@ class Plan(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="plan"):
 
     Attributes:
         ids: request ids in row order. lens: tokens after the step. extend: new tokens (empty: one each).
-        silent: rows that do not emit. slots: digest of where the new tokens' KV goes.
+        silent: rows that do not emit. slots: digest of where the new tokens' KV goes. adapter: of all rows.
     """
 
     step: int = -1
@@ -170,6 +172,7 @@ class Plan(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="plan"):
     extend: list[int] = []
     silent: list[int] = []
     slots: str = ""
+    adapter: int = 0
 
 
 class Apply(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="apply"):
@@ -220,6 +223,7 @@ def plan_event(now_s: float, plan: StepPlan | None) -> Plan:
         extend=extend if plan.num_tokens != plan.num_rows else [],
         silent=np.flatnonzero(~plan.emits).tolist(),
         slots=hashlib.blake2b(plan.slots.tobytes(), digest_size=8).hexdigest(),
+        adapter=plan.adapter,
     )
 
 
@@ -318,6 +322,7 @@ class Recorder:
         deadline_s: float | None = None,
         session_id: str | None = None,
         session_ttl_s: float | None = None,
+        adapter: int = 0,
     ) -> None:
         """Before `Scheduler.add`. The prompt must not be changed afterwards."""
         self._note(
@@ -331,6 +336,7 @@ class Recorder:
                 deadline=deadline_s,
                 session=session_id,
                 ttl=session_ttl_s,
+                adapter=adapter,
             ),
             prompt_ids.nbytes,
         )

@@ -39,6 +39,7 @@ class TextRequest(_Message):
 
     Exactly one of `text`, `token_ids`, `messages` is set. The k-th id gets seed `params.seed + k` where there is one.
     `arrival_s` and `deadline_s` are on the system's monotonic clock, which all processes of one machine share.
+    `adapter`: 0 for the model itself, k for the k-th of `model.lora`.
     """
 
     request_ids: list[int]
@@ -55,6 +56,7 @@ class TextRequest(_Message):
     deadline_s: float | None = None
     session_id: str | None = None
     session_ttl_s: float | None = None
+    adapter: int = 0
 
 
 class TextQuery(_Message):
@@ -85,6 +87,7 @@ class Submit(_Message):
     deadline_s: float | None = None
     session_id: str | None = None
     session_ttl_s: float | None = None
+    adapter: int = 0
 
 
 class Finish(_Message):

@@ -53,8 +53,8 @@ class Leases:
             self._note_end(now_s + ttl_s)
         if old is not None:
             self._tree.end_lease(old.node)
-        while self._tree.under_lease_tokens > self._budget:
-            self.yield_one()
+        while self._tree.under_lease_tokens > self._budget and self.yield_one():
+            pass
 
     def renew(self, session_id: str, now_s: float, ttl_s: float) -> None:
         """A session with a lease is in use again."""

@@ -144,16 +144,16 @@ class PrefixCache:
 
     # ---- a request's way through the cache --------------------------------------------------------------------
 
-    def peek(self, tokens: Int32s) -> int:
-        """Tokens of this prompt that are cached now, leaving the one that must be computed to get logits."""
-        tokens = tokens[: len(tokens) - 1]
+    def peek(self, keys: Int32s) -> int:
+        """Tokens of a prompt with these keys that are cached now, leaving the one that is computed to get logits."""
+        keys = keys[: len(keys) - 1]
         if not self.shares:
-            whole = self.whole.match(tokens)
+            whole = self.whole.match(keys)
             return 0 if whole is None else len(whole)
-        length = self.tree.peek(tokens)
+        length = self.tree.peek(keys)
         if self.host is None:
             return length
-        parts = self.host.find(tokens, length, fingerprint(tokens[:length], 0))
+        parts = self.host.find(keys, length, fingerprint(keys[:length], 0))
         return parts[-1].end if parts else length
 
     def attach(self, request: Request, *, reuse: bool = True, now_s: float = 0.0) -> None:
@@ -163,12 +163,12 @@ class PrefixCache:
         """
         if request.row >= 0:
             raise InvariantError(f"{request!r} is attached already")
-        tokens = request.tokens[: request.device_len - 1]
-        match = self.tree.match(tokens if reuse and self.shares else tokens[:0])
-        parts = self.host.find(tokens, match.length, match.node.prefix) if reuse and self.host is not None else []
-        whole = self.whole.match(tokens) if reuse and not self.shares else None
+        keys = request.keys(0, request.device_len - 1)
+        match = self.tree.match(keys if reuse and self.shares else keys[:0])
+        parts = self.host.find(keys, match.length, match.node.prefix) if reuse and self.host is not None else []
+        whole = self.whole.match(keys) if reuse and not self.shares else None
         cached = parts[-1].end if parts else len(whole) if whole is not None else match.length
-        request.miss = self._miss(tokens, match, cached, parts) if reuse else CacheMiss("not_used", 0)
+        request.miss = self._miss(keys, match, cached, parts) if reuse else CacheMiss("not_used", 0)
         self.tree.lock(match.node)
         node: Node | None = match.node
         while node is not None:
@@ -286,9 +286,12 @@ class PrefixCache:
 
     # ---- sessions: see `Leases` -------------------------------------------------------------------------------
 
-    def lease(self, session_id: str, tokens: Int32s, now_s: float, ttl_s: float) -> None:
-        """A turn of the session has ended: protects its KV. With `retain` "none" nothing of it is left to protect."""
-        self.leases.hold(session_id, tokens, now_s, ttl_s)
+    def lease(self, session_id: str, keys: Int32s, now_s: float, ttl_s: float) -> None:
+        """A turn of the session has ended: protects its KV (`keys` are those of the request, what it has computed).
+
+        With `retain` "none" nothing of it is left to protect.
+        """
+        self.leases.hold(session_id, keys, now_s, ttl_s)
 
     def renew_lease(self, session_id: str, now_s: float, ttl_s: float) -> None:
         self.leases.renew(session_id, now_s, ttl_s)
@@ -412,7 +415,7 @@ class PrefixCache:
         """The request's own tokens up to `length` go into the tree, below the prefix that it has locked."""
         old: PrefixHandle = request.prefix
         match = self.tree.insert(
-            request.tokens[:length], row[old.length : length], below=old.node, owner=request.request_id
+            request.keys(0, length), row[old.length : length], below=old.node, owner=request.request_id
         )
         if self.sequences is not None:
             self.sequences.inserted(request, old.length, match, length)
@@ -440,7 +443,7 @@ class PrefixCache:
     def _keep_whole(self, request: Request, slots: Int32s) -> None:
         """The sequence of an ended request stays as it is, in the place of one with the same tokens."""
         assert self.sequences is not None
-        tokens = request.tokens[: len(slots)].copy()
+        tokens = request.keys(0, len(slots)).copy()
         same = self.whole.match(tokens)
         if same is not None and len(same) == len(tokens):
             self._forget_whole(same)
@@ -470,12 +473,12 @@ class PrefixCache:
             self.ledger.discharge(owner, count)
         return len(evicted.slots)
 
-    def _miss(self, tokens: Int32s, match: Match, at: int, parts: Sequence[Part]) -> CacheMiss | None:
-        """Why no more than `at` of `tokens` was found, by `match` in the tree and `parts` beyond; None if all was."""
-        if at + self.page_size > len(tokens):
+    def _miss(self, keys: Int32s, match: Match, at: int, parts: Sequence[Part]) -> CacheMiss | None:
+        """Why no more than `at` of `keys` was found, by `match` in the tree and `parts` beyond; None if all was."""
+        if at + self.page_size > len(keys):
             return None
-        prefix = joined(match.node.prefix, fingerprint(tokens[match.length : at], match.length))
-        if (prefix, self.tree.child_key(tokens, at)) in self.tree.evicted:
+        prefix = joined(match.node.prefix, fingerprint(keys[match.length : at], match.length))
+        if (prefix, self.tree.child_key(keys, at)) in self.tree.evicted:
             return CacheMiss("evicted", at)
         went_on = parts[-1].end < parts[-1].piece.end if parts else match.length and match.node.children
         return CacheMiss("diverged" if went_on else "never_seen", at)
@@ -484,11 +487,11 @@ class PrefixCache:
         prefix: PrefixHandle = request.prefix
         if not prefix.length <= request.cached_len <= request.allocated_len:
             raise InvariantError(f"{request!r}: prefix {prefix.length}, allocated {request.allocated_len}")
-        tokens, row = request.tokens, self.rows.table[request.row]
+        keys, row = request.keys(0, request.cached_len), self.rows.table[request.row]
         end, node = prefix.length, prefix.node
         while (parent := node.parent) is not None:
             start = end - len(node)
-            if start < 0 or (node.key != tokens[start:end]).any():
+            if start < 0 or (node.key != keys[start:end]).any():
                 raise InvariantError(f"{request!r}: its prefix is not what the tree holds")
             if (node.slots != row[start:end]).any():
                 raise InvariantError(f"{request!r}: its table row and the tree disagree")

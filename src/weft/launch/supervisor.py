@@ -17,7 +17,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -124,10 +123,8 @@ class Supervisor:
         facts = ready.result()
         self._children.watch_heartbeats()
         engine, text = facts["engine"], facts["text0"]
-        model = self._settings.model
-        default_name = "weft-demo" if model.path is None else Path(model.path).resolve().name.removesuffix(".gguf")
         return ModelFacts(
-            served_name=model.served_name or default_name,
+            served_name=self._settings.model.public_name,
             backend=engine["backend"],
             description=engine["description"],
             dtype=engine["dtype"],

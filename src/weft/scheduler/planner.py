@@ -17,7 +17,7 @@ def build_plan(
 ) -> StepPlan:
     """Allocates the slots of all new tokens and copies every fact that the step needs; the requests depart.
 
-    Rows are those of `prompts`, then `decoding` with one token each.
+    Rows are those of `prompts`, then `decoding` with one token each; all of them have one adapter.
     """
     emits: list[bool] = []
     sampling: list[SamplingRow] = []
@@ -67,6 +67,7 @@ def build_plan(
         prompt_logprobs=wanted,
         sequences=cache.sequences_of(requests),
         kv_ops=cache.take_ops(),
+        adapter=requests[0].adapter,
     )
 
 

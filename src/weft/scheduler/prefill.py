@@ -114,6 +114,10 @@ class PrefillAdder:
             self._step_room += shared
         return verdict
 
+    def keep_room(self, request: Request) -> None:
+        """Who comes later in line must leave room for this PENDING request, which cannot be in this step."""
+        self._reserved += self._growth(request)
+
     def _judge(self, request: Request) -> Verdict:
         needed = self._growth(request)
         if self._alone:
@@ -160,7 +164,7 @@ class PrefillAdder:
         # One token fewer than the prompt: the last one is computed by everybody.
         if start + share > request.device_len - 1:
             return None
-        return id(request.prefix.node), request.tokens[start : start + share].tobytes()
+        return id(request.prefix.node), request.keys(start, start + share).tobytes()
 
     def _growth(self, request: Request) -> int:
         """Slots to keep for the request: the rest of its prompt, and what it is expected to produce."""

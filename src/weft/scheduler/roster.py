@@ -67,6 +67,7 @@ class Roster:
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
         seed: int = 0,
+        adapters: int = 0,
     ) -> None:
         self.limits = limits
         self.cache = cache
@@ -80,6 +81,7 @@ class Roster:
         self._admission = Admission(
             limits, max_context_tokens=max_context_tokens, capacity=cache.capacity, vocab_size=vocab_size
         )
+        self._adapters = adapters
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._seed = seed
@@ -133,10 +135,13 @@ class Roster:
         deadline_s: float | None = None,
         session_id: str | None = None,
         session_ttl_s: float | None = None,
+        adapter: int = 0,
     ) -> Request:
         """Takes a request into the queue. Raises InvalidRequestError or QueueFullError; then nothing stays behind."""
         if self.find(request_id) is not None or request_id in self.leaving:
             raise InvariantError(f"request id {request_id} is in use")
+        if not 0 <= adapter <= self._adapters:
+            raise InvariantError(f"request {request_id}: adapter {adapter} of {self._adapters}")
         try:
             limit = self._admission.max_device_len(prompt_ids, params)
             if session_id is not None and not self.cache.leases_kv:
@@ -161,6 +166,8 @@ class Roster:
             deadline_s=deadline_s,
             session_id=session_id,
             session_ttl_s=session_ttl_s,
+            adapter=adapter,
+            key_offset=adapter * self.vocab_size,
         )
         if session_id is not None:
             self.cache.renew_lease(session_id, now, self._ttl_s(request))
@@ -266,7 +273,8 @@ class Roster:
         if overdue(request, now, self.limits, least_s) is None:
             return False
         if least_s and reuses_cache(request):  # it did not look so good; but what is cached need not be computed
-            least_s = self.speed.least_seconds(request.device_len - self.cache.peek(request.tokens))
+            cached = self.cache.peek(request.keys(0, request.device_len))
+            least_s = self.speed.least_seconds(request.device_len - cached)
         message = overdue(request, now, self.limits, least_s)
         if message is None:
             return False
@@ -308,11 +316,11 @@ class Roster:
         self.cache.cache_finished(request, keep=keep)
         now = self._clock.now_s()
         if request.session_id is not None:
-            tokens = request.tokens[: request.cached_len] if request.first_scheduled_s is not None else None
-            if tokens is None or not len(tokens):
+            if request.first_scheduled_s is None or not request.cached_len:
                 self.cache.renew_lease(request.session_id, now, self._ttl_s(request))
             else:
-                self.cache.lease(request.session_id, tokens, now, self._ttl_s(request))
+                keys = request.keys(0, request.cached_len)
+                self.cache.lease(request.session_id, keys, now, self._ttl_s(request))
         since_s = self._aborted_s.pop(request.request_id, None)
         if since_s is not None:
             self.meters.abort_latency.observe(max(0.0, now - since_s))

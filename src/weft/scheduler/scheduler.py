@@ -18,6 +18,7 @@ from weft.core.errors import InvariantError
 from weft.core.plan import StepMode, StepPlan, StepResult, TokenLogprobs
 from weft.core.request import Ending, FinishReason, Request, RequestState
 from weft.kv.prefix_cache import PrefixCache
+from weft.scheduler.adapters import AdapterTurns
 from weft.scheduler.limits import Limits
 from weft.scheduler.planner import Row, build_plan
 from weft.scheduler.prefill import PrefillAdder, Verdict
@@ -51,6 +52,7 @@ class Scheduler(Roster):
         vocab_size: token ids are below it.
         eos_token_ids: end tokens of the model.
         seed: requests without a seed of their own draw theirs from this one and their id.
+        adapters: LoRA adapters that requests may ask for, by number from 1 on.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Scheduler(Roster):
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
         seed: int = 0,
+        adapters: int = 0,
     ) -> None:
         super().__init__(
             limits,
@@ -72,10 +75,11 @@ class Scheduler(Roster):
             vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
             seed=seed,
+            adapters=adapters,
         )
         self.steps = 0
         self._ratio = NewTokenRatio()
-        self._last_mode: StepMode = "decode"
+        self._turns = AdapterTurns(adapters)
         self._flights: dict[int, _Flight] = {}
         self._landed_s = 0.0
 
@@ -91,9 +95,10 @@ class Scheduler(Roster):
                     return None
                 self._yield_room()
                 continue
-            prompts, riding, mode = self._choose(decoding)
-            if prompts or riding:
-                return self._depart(prompts, riding, mode)
+            for adapter in self._turns.order(self.running.values(), self.retracted.values(), self.pending.values()):
+                prompts, riding, mode = self._choose(adapter, decoding)
+                if prompts or riding:
+                    return self._depart(prompts, riding, mode)
             if self.queued and self._places > 0:
                 continue  # somebody's time ran out just now, and left a place
             if self._flights or not (self.running or self.num_pending):
@@ -211,17 +216,21 @@ class Scheduler(Roster):
             return True
         return sum(self.cache.room_needed(r, r.planned_len + 1) for r in decoding) <= available
 
-    def _choose(self, decoding: list[Request]) -> tuple[list[Row], list[Request], StepMode]:
-        """Whose prompts the next step computes, who decodes in it, and its mode."""
-        in_turn = not self.limits.mixed and decoding and self._last_mode == "extend"
-        prompts = [] if in_turn else self._prompts(decoding)
+    def _choose(self, adapter: int, decoding: list[Request]) -> tuple[list[Row], list[Request], StepMode]:
+        """Whose prompts the adapter's next step computes, who decodes in it, and its mode.
+
+        `decoding` are those of all adapters: whatever the step takes, it leaves room for them and does not stall them.
+        """
+        riding = self._turns.of(decoding, adapter)
+        in_turn = not self.limits.mixed and riding and self._turns.last_mode(adapter) == "extend"
+        prompts = [] if in_turn else self._prompts(adapter, decoding)
         if not prompts:
-            return [], decoding, "decode"
-        if decoding and self.limits.mixed:
-            return prompts, decoding, "mixed"
+            return [], riding, "decode"
+        if riding and self.limits.mixed:
+            return prompts, riding, "mixed"
         return prompts, [], "extend"
 
-    def _prompts(self, decoding: list[Request]) -> list[Row]:
+    def _prompts(self, adapter: int, decoding: list[Request]) -> list[Row]:
         if self._chunked is None and not self.num_pending:
             return []
         now = self._clock.now_s()
@@ -238,17 +247,28 @@ class Scheduler(Roster):
             stall_tokens=self.speed.prompt_tokens_in(stall_s) if stall_s is not None else None,
         )
         if self._chunked is not None:
-            adder.continue_chunked(self._chunked, may_go_on=self._chunked.request_id not in self._stale)
+            may_go_on = self._chunked.adapter == adapter and self._chunked.request_id not in self._stale
+            adder.continue_chunked(self._chunked, may_go_on=may_go_on)
+        passed: dict[int, None] = {}
         for line in (list(self.retracted.values()), self.pending.ordered()):
-            if adder.full or not self._add_from(line, adder, now):
+            if adder.full or not self._add_from(line, adder, adapter, passed, now):
                 break
         self._start(adder, now)
         return adder.taken
 
-    def _add_from(self, line: Iterable[Request], adder: PrefillAdder, now: float) -> bool:
-        """Tries everybody in line; False once nobody else fits."""
+    def _add_from(
+        self, line: Iterable[Request], adder: PrefillAdder, adapter: int, passed: dict[int, None], now: float
+    ) -> bool:
+        """Tries everybody in line that has this adapter; False once nobody else fits.
+
+        Room is left for the first one of each other adapter that is passed over, so that its turn is worth something.
+        """
         for request in line:
-            if not self._end_if_overdue(request, now) and adder.add(request) is Verdict.STOP:
+            if request.adapter != adapter:
+                if request.adapter not in passed:
+                    passed[request.adapter] = None
+                    adder.keep_room(request)
+            elif not self._end_if_overdue(request, now) and adder.add(request) is Verdict.STOP:
                 return False
         return True
 
@@ -269,11 +289,11 @@ class Scheduler(Roster):
 
     def _depart(self, prompts: list[Row], decoding: list[Request], mode: StepMode) -> StepPlan:
         now = self._clock.now_s()
-        plan = build_plan(self.steps, mode, prompts, decoding, self.cache, now)
         self.cache.demote()
+        plan = build_plan(self.steps, mode, prompts, decoding, self.cache, now)
         rows = [*prompts, *((r, 1) for r in decoding)]
         self._flights[plan.step] = _Flight(rows, now, sum(count for _, count in prompts))
-        self._last_mode = mode
+        self._turns.note(plan.adapter, plan.step, mode)
         self.steps += 1
         return plan
 

@@ -19,11 +19,11 @@ class _Place:
     """Where a request rests: at the end of `node`; `length` counts the tokens of the edge that goes on from there, too,
     and `key` names that edge (None: less than a page is left)."""
 
-    __slots__ = ("request", "tokens", "node", "length", "key")
+    __slots__ = ("request", "keys", "node", "length", "key")
 
-    def __init__(self, request: Request, tokens: Int32s, root: Node) -> None:
+    def __init__(self, request: Request, keys: Int32s, root: Node) -> None:
         self.request = request
-        self.tokens = tokens
+        self.keys = keys
         self.node = root
         self.length = 0
         self.key: ChildKey | None = None
@@ -49,16 +49,16 @@ class PrefixTracker:
 
     def add(self, request: Request) -> int:
         """Tracks a waiting request; returns how many of its tokens are cached."""
-        place = _Place(request, request.tokens[: request.device_len - 1], self._tree.root)
+        place = _Place(request, request.keys(0, request.device_len - 1), self._tree.root)
         self._places[request.request_id] = place
         self._rest(place)
-        self.uncached_tokens += len(place.tokens) - place.length
+        self.uncached_tokens += len(place.keys) - place.length
         return place.length
 
     def remove(self, request: Request) -> None:
         place = self._places.pop(request.request_id)
         self._leave(place)
-        self.uncached_tokens -= len(place.tokens) - place.length
+        self.uncached_tokens -= len(place.keys) - place.length
 
     def cached(self, request: Request) -> int:
         """Cached tokens of a tracked prompt, as of the last `refresh`."""
@@ -106,14 +106,14 @@ class PrefixTracker:
         root = self._tree.root
         for bucket in self._at.pop(node).values():
             for place in bucket.values():
-                place.node, place.key = root, self._key(place.tokens, 0)
+                place.node, place.key = root, self._key(place.keys, 0)
                 self._enter(place)
                 self._stale[root, place.key] = None
 
     def _rest(self, place: _Place) -> None:
         """Walks on from the place's node as far as the tree goes."""
-        place.node, place.length = self._tree.descend(place.node, place.tokens)
-        place.key = self._key(place.tokens, place.node.end)
+        place.node, place.length = self._tree.descend(place.node, place.keys)
+        place.key = self._key(place.keys, place.node.end)
         self._enter(place)
 
     def _key(self, tokens: Int32s, at: int) -> ChildKey | None:

@@ -26,10 +26,9 @@ def begin_chat(server: Server, request: Request, body: ChatRequest) -> tuple[Job
     with_usage = check_stream_options(body)
     options = Options(template_kwargs=template_kwargs(body.add_generation_prompt, body.chat_template_kwargs))
     job = server.start(request, body, [Prompt(messages=body.messages)], params, n=body.n or 1, options=options)
-    model = server.facts.served_name
     if body.stream:
-        return job, ChatStream(job, model, with_usage=with_usage, with_facts=bool(body.weft))
-    return job, ChatDocument(job, model, with_facts=bool(body.weft), with_logprobs=bool(body.logprobs))
+        return job, ChatStream(job, job.model, with_usage=with_usage, with_facts=bool(body.weft))
+    return job, ChatDocument(job, job.model, with_facts=bool(body.weft), with_logprobs=bool(body.logprobs))
 
 
 chat_completions = generating(ChatRequest, begin_chat)

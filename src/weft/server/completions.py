@@ -33,10 +33,9 @@ def begin_completion(server: Server, request: Request, body: CompletionRequest) 
     with_usage = check_stream_options(body)
     job = server.start(request, body, body.prompt, params, n=body.n or 1, options=Options(echo=bool(body.echo)))
     choices = [_Choice(score_only=score_only, with_logprobs=body.logprobs is not None) for _ in job.index_of]
-    model = server.facts.served_name
     if body.stream:
-        return job, CompletionStream(job, choices, model, with_usage=with_usage, with_facts=bool(body.weft))
-    return job, CompletionDocument(job, choices, model, with_facts=bool(body.weft))
+        return job, CompletionStream(job, choices, job.model, with_usage=with_usage, with_facts=bool(body.weft))
+    return job, CompletionDocument(job, choices, job.model, with_facts=bool(body.weft))
 
 
 completions = generating(CompletionRequest, begin_completion)

@@ -92,11 +92,16 @@ class Server:
         self.client.check_alive()
         self.admission.check_room(self.client.retry_after_s)
 
+    @property
+    def model_names(self) -> list[str]:
+        """What requests may call for: the model, then its adapters, in the order of their numbers."""
+        return [self.facts.served_name, *self.settings.model.lora]
+
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError for a model that is not served here; no name means the one that is."""
-        if name is not None and name != self.facts.served_name:
+        if name is not None and name not in self.model_names:
             raise NotFoundError(
-                f"model: {name!r} is not served here (allowed: {self.facts.served_name!r})",
+                f"model: {name!r} is not served here (allowed: {', '.join(map(repr, self.model_names))})",
                 param="model",
                 code="model_not_found",
             )
@@ -155,6 +160,8 @@ class Server:
 class Job:
     """One HTTP request that generates: its ids, its Generation, what it used, and its line in the log.
 
+    `model` is the name that it called for; `adapter` the number of that adapter, 0 for the model itself.
+
     Making one submits it; whoever does has reserved its places. Raises WeftError, with nothing submitted.
     """
 
@@ -177,9 +184,11 @@ class Job:
         self.prompts = prompts
         self.index_of = {request_id: index for index, request_id in enumerate(ids)}
         self.n = n
+        self.model = body.model or server.facts.served_name
         self.priority = body.priority or 0
         self.session = session
         self.ends: dict[int, End] = {}
+        self.adapter = server.model_names.index(self.model)
         self._server = server
         self._path = request.url.path
         self._user = body.user
@@ -200,6 +209,7 @@ class Job:
                 deadline_s=None if body.timeout_s is None else self.arrival_s + body.timeout_s,
                 session_id=None if session is None else session.id,
                 session_ttl_s=None if session is None else session.ttl_s,
+                adapter=self.adapter,
             )
             for prompt, ids in zip(prompts, self.ids_by_prompt, strict=True)
         ]

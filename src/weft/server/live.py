@@ -73,6 +73,7 @@ def _being_tokenized(job: Job, request_id: int) -> dict[str, Any]:
         "state": "queued",
         "priority": job.priority,
         "session_id": None if job.session is None else job.session.id,
+        "adapter": job.model if job.adapter else None,
         "prompt_tokens": 0,
         "cached_tokens": 0,
         "output_tokens": 0,

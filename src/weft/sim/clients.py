@@ -104,6 +104,7 @@ class Clients:
             deadline_s=None if after is None else arrival_s + after,
             session_id=conversation.session_id if self._sessions else None,
             session_ttl_s=conversation.session_ttl_s if self._sessions else None,
+            adapter=turn.adapter,
         )
         if isinstance(outcome, WeftError):
             self._histories[conversation.turns[0].request_id] = prompt

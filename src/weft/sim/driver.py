@@ -60,6 +60,7 @@ class Driver:
         deadline_s: float | None = None,
         session_id: str | None = None,
         session_ttl_s: float | None = None,
+        adapter: int = 0,
     ) -> Request | WeftError:
         """The request, or why it was refused."""
         arguments = {
@@ -68,6 +69,7 @@ class Driver:
             "deadline_s": deadline_s,
             "session_id": session_id,
             "session_ttl_s": session_ttl_s,
+            "adapter": adapter,
         }
         if self._recorder is not None:
             self._recorder.add(self.now_s, request_id, prompt_ids, params, **arguments)  # type: ignore[arg-type]
@@ -117,6 +119,7 @@ class Driver:
             digest = self._digest.update
             digest(struct.pack("<dq", self.now_s, plan.step))
             digest(plan.mode.encode())
+            digest(plan.adapter.to_bytes(2))
             for array in (plan.request_ids, plan.extend_lens, plan.seq_lens, plan.slots, plan.emits):
                 digest(array.tobytes())
         return plan

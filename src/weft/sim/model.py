@@ -1,7 +1,7 @@
 """The fake engine's model, whole steps at a time: the same tokens as `FakeBackend`, fast enough for millions of steps.
 
-The "KV" of a token is a number made of token and position, and the next token is a hash of all of them. A row reads
-every slot of its page table, so one wrong, stale or missing slot anywhere changes its tokens.
+The "KV" of a token is a number made of token, position and adapter, and the next token is a hash of all of them. A row
+reads every slot of its page table, so one wrong, stale or missing slot anywhere changes its tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.core.plan import Int32s, Int64s, StepPlan, StepResult, UInt64s
 _ONE = np.uint64(1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _STEPS = tuple((np.uint64(s), np.uint64(f)) for s, f in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)))
-_LAST, _HALF = np.uint64(31), np.uint64(32)
+_LAST, _HALF, _ADAPTER = np.uint64(31), np.uint64(32), np.uint64(24)
 
 
 def mix(values: UInt64s) -> UInt64s:
@@ -30,9 +30,10 @@ def mix(values: UInt64s) -> UInt64s:
     return values
 
 
-def kv_values(tokens: Int32s | Int64s, positions: Int32s | Int64s) -> UInt64s:
-    """uint64 [T], as the fake backend's: what is stored for each token at its position."""
-    return mix((positions.astype(np.uint64) << _HALF) | tokens.astype(np.uint64))
+def kv_values(tokens: Int32s | Int64s, positions: Int32s | Int64s, adapters: int | Int64s = 0) -> UInt64s:
+    """uint64 [T], as the fake backend's: what is stored for each token at its position, with this adapter."""
+    places = positions.astype(np.uint64) | (np.asarray(adapters, dtype=np.uint64) << _ADAPTER)
+    return mix((places << _HALF) | tokens.astype(np.uint64))
 
 
 def choose(
@@ -54,10 +55,11 @@ def choose(
     return tokens
 
 
-def total_of(tokens: Int32s) -> np.uint64:
+def total_of(tokens: Int32s, adapter: int = 0) -> np.uint64:
     """The sum that `choose` takes, of one sequence."""
-    values: np.uint64 = np.add.reduce(kv_values(tokens, np.arange(len(tokens), dtype=np.int32)), dtype=np.uint64)
-    return values
+    values = kv_values(tokens, np.arange(len(tokens), dtype=np.int32), adapter)
+    total: np.uint64 = np.add.reduce(values, dtype=np.uint64)
+    return total
 
 
 class HashModel:
@@ -72,7 +74,7 @@ class HashModel:
     def forward(self, plan: StepPlan) -> StepResult:
         """Tokens of one step; steps come in the order of their plans."""
         self._pool.resolve(plan)
-        self._kv[plan.slots] = kv_values(plan.token_ids, plan.positions)
+        self._kv[plan.slots] = kv_values(plan.token_ids, plan.positions, plan.adapter)
         tokens = np.full(plan.num_rows, -1, dtype=np.int32)
         if plan.sampling:
             rows = np.array([s.row for s in plan.sampling])

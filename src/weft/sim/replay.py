@@ -108,6 +108,7 @@ class Replay:
             deadline_s=event.deadline,
             session_id=event.session,
             session_ttl_s=event.ttl,
+            adapter=event.adapter,
         )
         if not isinstance(outcome, Request):
             self._refusal = (event.id, outcome)

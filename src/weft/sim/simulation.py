@@ -104,6 +104,7 @@ class Simulation:
             first_word=len(header.model.eos_token_ids),
             max_len=min(header.model.max_context_tokens, header.cache.capacity),
             batch=header.limits.max_batch_size,
+            adapters=header.model.adapters,
         )
         self.clients = Clients(author, header, self.driver, self.witness, self.measure, self._at)
         self._model = HashModel(vocab, header.cache.capacity)

@@ -126,7 +126,12 @@ def varied(system: System, seed: int) -> System:
         eviction_policy=rng.choice(["lru", "lfu", "fifo"]),
         eviction_threshold=rng.choice([0.5, 0.8, 1.0]),
     )
-    model = msgspec.structs.replace(system.header.model, max_context_tokens=context, seed=rng.randrange(2**32))
+    model = msgspec.structs.replace(
+        system.header.model,
+        max_context_tokens=context,
+        seed=rng.randrange(2**32),
+        adapters=Random(f"adapters {seed}").choice([0, 0, 1, 2]),  # its own draw: the seeds stay what they were
+    )
     header = msgspec.structs.replace(
         system.header,
         depth=rng.randint(1, 2),

@@ -42,6 +42,7 @@ class Witness:
         self._limits = limits
         self._tick_s = tick_s
         self._totals = np.zeros(size, dtype=np.uint64)
+        self._adapters = np.zeros(size, dtype=np.int64)
         self._seeds = np.zeros(size, dtype=np.uint64)
         self._sampled = np.zeros(size, dtype=np.int64)  # 0: greedy, so that its draws do not depend on their number
         self._input_lens = np.zeros(size, dtype=np.int64)
@@ -58,7 +59,8 @@ class Witness:
         """A request was taken into the queue, and is owed exactly one ending."""
         request_id, params = request.request_id, request.params
         self.open[request_id] = request
-        self._totals[request_id] = total_of(request.prompt_ids)
+        self._totals[request_id] = total_of(request.prompt_ids, request.adapter)
+        self._adapters[request_id] = request.adapter
         self._input_lens[request_id] = request.input_len
         most = request.max_device_len - request.input_len
         self._limits_at[request_id] = most if params.max_new_tokens is None else min(most, params.max_new_tokens)
@@ -83,7 +85,7 @@ class Witness:
             raise Breach(
                 f"request {ids[row]}: its token {counts[row]} is {tokens[row]}, but alone it would be {expected[row]}"
             )
-        self._totals[ids] += kv_values(tokens, self._input_lens[ids] + counts)
+        self._totals[ids] += kv_values(tokens, self._input_lens[ids] + counts, self._adapters[ids])
         counts += 1
         self.output_lens[ids] = counts
         if (counts > self._limits_at[ids]).any():

@@ -38,6 +38,7 @@ class Turn:
         cancel_at: the client is gone once it has read so many tokens.
         cancel_late: it cancels what has just ended.
         read_interval_s: between two looks of a slow reader; 0: reads at once.
+        adapter: which of the model's adapters it asks for; 0: none.
     """
 
     request_id: int
@@ -51,6 +52,7 @@ class Turn:
     cancel_at: int
     cancel_late: bool
     read_interval_s: float
+    adapter: int = 0
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class Author:
         vocab, first_word: prompts are made of tokens from `first_word` on, so that they hold no end tokens.
         max_len: longest prompt plus output.
         batch: rows that the system runs at once, for the rate that `Workload.load` means.
+        adapters: how many the model has; most conversations stay with one of them, or with none.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Author:
         first_word: int,
         max_len: int,
         batch: int,
+        adapters: int = 0,
     ) -> None:
         self.workload = workload
         self._faults = faults
@@ -100,6 +104,8 @@ class Author:
         self._requests = requests
         self._rng = Random(f"workload {seed}")
         self._fault_rng = Random(f"faults {seed}")
+        self._adapters = adapters
+        self._adapter_rng = Random(f"adapters {seed}")
         # Numpy's generators may change between versions; this does not.
         noise = mix(np.arange(_NOISE, dtype=np.uint64) + np.uint64((seed * _NOISE) % 2**63))
         self.noise: Int32s = (noise % np.uint64(max(1, vocab - first_word)) + np.uint64(first_word)).astype(np.int32)
@@ -148,6 +154,7 @@ class Author:
         session = rng.random() < workload.sessions
         ttl, ends = rng.choice([None, 5.0, 60.0]), rng.random() < 0.25
         turns = [self._turn(drawn + i + 1) for i in range(min(count, left))]
+        self._draw_adapters(turns)
         return Conversation(
             start_s=start_s,
             beginning=beginning,
@@ -156,6 +163,13 @@ class Author:
             session_ttl_s=ttl if session else None,
             ends_session=session and ends,
         )
+
+    def _draw_adapters(self, turns: list[Turn]) -> None:
+        """One for the conversation; now and then a turn goes to another, which then reads the same history."""
+        rng = self._adapter_rng
+        usual = rng.randint(0, self._adapters)
+        for turn in turns:
+            turn.adapter = usual if rng.random() < 0.8 else rng.randint(0, self._adapters)
 
     def _turn(self, request_id: int) -> Turn:
         rng, workload = self._rng, self.workload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -51,12 +52,13 @@ class Rig:
         sequences: int = 16,
         options: LlamaCppOptions | None = None,
         model: Path = GGUF,
+        lora: Mapping[str, Path] | None = None,
         **more: Any,
     ) -> None:
         cache_facts = {name: more.pop(name) for name in CACHE_FACTS if name in more}
         options = options or LlamaCppOptions()
         options = replace(options, num_sequences=sequences, host_pieces="host_tokens" in cache_facts)
-        self.backend = LlamaCppBackend(model, options)
+        self.backend = LlamaCppBackend(model, options, lora)
         self.geometry = geometry = self.backend.load()
         self.backend.allocate_kv(capacity)
         self.limits = replace(LIMITS, **{"max_batch_size": min(8, sequences)} | more)
@@ -77,12 +79,14 @@ class Rig:
             max_context_tokens=geometry.max_context_tokens,
             vocab_size=geometry.vocab_size,
             eos_token_ids=geometry.eos_token_ids,
+            adapters=len(lora or ()),
         )
         self.next_id = 1
 
-    def add(self, prompt: list[int], *, new: int = 24, **params: Any) -> Request:
+    def add(self, prompt: list[int], *, new: int = 24, adapter: int = 0, **params: Any) -> Request:
         params = {"max_new_tokens": new, "temperature": 0.0} | params
-        request = self.scheduler.add(self.next_id, np.array(prompt, np.int32), SamplingParams(**params))
+        ids = np.array(prompt, np.int32)
+        request = self.scheduler.add(self.next_id, ids, SamplingParams(**params), adapter=adapter)
         self.next_id += 1
         return request
 
@@ -129,15 +133,15 @@ def output(request: Request) -> list[int]:
 
 
 @cache
-def _alone_backend() -> LlamaCppBackend:
-    backend = LlamaCppBackend(GGUF, LlamaCppOptions(num_sequences=1))
+def _alone_backend(model: Path) -> LlamaCppBackend:
+    backend = LlamaCppBackend(model, LlamaCppOptions(num_sequences=1))
     backend.load()
     return backend
 
 
-def alone(prompt: list[int], new: int = 24) -> list[int]:
+def alone(prompt: list[int], new: int = 24, *, model: Path = GGUF) -> list[int]:
     """What llama.cpp itself answers, greedy, in a fresh context, the prompt in one piece."""
-    backend = _alone_backend()
+    backend = _alone_backend(model)
     backend.allocate_kv(2048)
     library, context = backend._library, backend._context
     ends = {0, 2}

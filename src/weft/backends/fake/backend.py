@@ -1,4 +1,4 @@
-"""`FakeBackend`: its "KV" of a token is a number made of token and position, and the next token is a hash of them all.
+"""`FakeBackend`: its "KV" of a token is a number made of token, position and adapter; the next token is a hash of all.
 
 A row reads every slot of its page table, so one wrong, stale or missing slot anywhere changes the text: what the real
 attention would do, at a millionth of the cost.
@@ -32,9 +32,10 @@ def mix(values: UInt64s) -> UInt64s:
     return z ^ (z >> np.uint64(31))
 
 
-def kv_values(tokens: Int32s, positions: Int32s) -> UInt64s:
-    """uint64 [T], what the fake stores for each token at its position."""
-    return mix((positions.astype(np.uint64) << np.uint64(32)) | tokens.astype(np.uint64))
+def kv_values(tokens: Int32s, positions: Int32s, adapter: int = 0) -> UInt64s:
+    """uint64 [T], what the fake stores for each token at its position, with this adapter."""
+    places = positions.astype(np.uint64) | np.uint64(adapter << 24)
+    return mix((places << np.uint64(32)) | tokens.astype(np.uint64))
 
 
 def next_token(history: UInt64s, vocab: int, *, seed: int = 0, index: int = 0, banned: tuple[int, ...] = ()) -> int:
@@ -66,7 +67,7 @@ class FakeBackend:
     """
 
     name = "fake"
-    features = frozenset({"logprobs", "prompt_logprobs"})
+    features = frozenset({"logprobs", "prompt_logprobs", "lora"})
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class FakeBackend:
             self._let_pass(plan.step, plan.num_tokens / self._tokens_per_s)
         self._pool.resolve(plan)
         errors = self._provoked_errors(plan)
-        errors.update(self._store(plan, kv_values(plan.token_ids, plan.positions)))
+        errors.update(self._store(plan, kv_values(plan.token_ids, plan.positions, plan.adapter)))
         tokens = np.full(plan.num_rows, -1, dtype=np.int32)
         result = StepResult(tokens, errors=errors)
         for sampling in plan.sampling:

@@ -122,6 +122,7 @@ class FakeCells:
         cells = self._cell_of[sequence]
         if self._whole and (start or end != TO_THE_END):
             raise RuntimeError(f"sequence {sequence} is cut")
-        self._lost.pop(sequence, None)
+        if end == TO_THE_END:  # otherwise a copy fills the gap, and what is missing beyond it still is
+            self._lost.pop(sequence, None)
         for position in [p for p in cells if p >= start and (end == TO_THE_END or p < end)]:
             self._owners[cells.pop(position)] -= 1

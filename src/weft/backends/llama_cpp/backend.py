@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.backends.base import Geometry, Progress
+from weft.backends.llama_cpp.adapters import Adapters
 from weft.backends.llama_cpp.batch import Batch
 from weft.backends.llama_cpp.breaker import Breaker
 from weft.backends.llama_cpp.gguf import read_metadata, shards
@@ -73,12 +75,14 @@ class LlamaCppOptions:
 
 
 class LlamaCppBackend:
-    """See the module's docstring. `path` is a GGUF file, or the first one of several."""
+    """See the module's docstring. `path` is a GGUF file, or the first one of several; `lora` the adapters by name."""
 
     name = "llama_cpp"
-    features = frozenset({"logprobs", "prompt_logprobs", "logit_bias", "penalties"})
+    features = frozenset({"logprobs", "prompt_logprobs", "logit_bias", "penalties", "lora"})
 
-    def __init__(self, path: Path, options: LlamaCppOptions | None = None) -> None:
+    def __init__(
+        self, path: Path, options: LlamaCppOptions | None = None, lora: Mapping[str, Path] | None = None
+    ) -> None:
         self._path = path
         self._options = options or LlamaCppOptions()
         most = MAX_SEQUENCES - self._options.host_pieces
@@ -88,6 +92,7 @@ class LlamaCppBackend:
                 f"backend.llama_cpp.n_seq_max: {self._options.num_sequences}: must be 1 to {most}{reason}"
             )
         self._library = load_library()
+        self._adapters = Adapters(self._library, lora or {})
         self._model: Any = None
         self._context: Any = None
         self._memory: Any = None
@@ -126,6 +131,7 @@ class LlamaCppBackend:
         self._model = model
         if not library.llama_model_has_decoder(self._model) or library.llama_model_has_encoder(self._model):
             raise ModelLoadError(f"{self._path}: an encoder, which generates no text")
+        self._adapters.load(self._model)
         return self._geometry()
 
     def allocate_kv(self, num_slots: int) -> None:
@@ -155,6 +161,7 @@ class LlamaCppBackend:
         if not context:
             raise ModelLoadError(f"{self._path}: no context of {num_slots} tokens: {failures.reason}")
         self._context = context
+        self._adapters.reset()
         self._memory = library.llama_get_memory(self._context)
         self._breaker.install(library, self._context)
         self._batch = Batch(library, params.n_batch)
@@ -165,6 +172,7 @@ class LlamaCppBackend:
         """Gives the model and its cells back."""
         if self._context is not None:
             self._library.llama_free(self._context)
+        self._adapters.close()
         if self._model is not None:
             self._library.llama_model_free(self._model)
         self._context = self._model = None
@@ -201,6 +209,7 @@ class LlamaCppBackend:
         wanted = _outputs(plan)
         sequences = plan.sequences[row_of_token]
         batch = self._batch.fill(plan.token_ids[chosen], plan.positions[chosen], sequences[chosen], wanted[chosen])
+        self._adapters.use(self._context, plan.adapter)
         code = self._library.llama_decode(self._context, batch)
         if code:
             for row in rows.tolist():
