@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from weft.core.errors import InvalidRequestError
 from weft.core.plan import StepPlan, StepResult
 
 Progress = Callable[[int, int], None]
@@ -17,7 +18,7 @@ class Geometry:
     """Facts of a loaded model that scheduling and sizing need.
 
     Attributes:
-        kv_bytes_per_token: bytes that one token's K and V take over all layers.
+        kv_bytes_per_token: bytes that one token's K and V take over all layers; 0 for an embedding model.
         max_context_tokens: longest sequence that the model's positions allow.
         vocab_size: token ids are 0 to vocab_size - 1 (the width of the logits).
         eos_token_ids: tokens that end a text, from generation_config.json, else config.json.
@@ -30,6 +31,7 @@ class Geometry:
         shares_prefixes: False for models whose state belongs to a whole sequence (recurrent ones): nothing is reused.
         max_step_tokens: most prompt tokens that a step may have.
         num_sequences: sequence ids, where KV is stored under such instead of in slots (`StepPlan.sequences`).
+        dimensions: of the vectors of an embedding model; its KV, if it has any, does not outlive the step.
     """
 
     num_layers: int
@@ -45,6 +47,7 @@ class Geometry:
     num_sequences: int | None = None
     shares_prefixes: bool = True
     max_step_tokens: int | None = None
+    dimensions: int | None = None
 
 
 class Backend(Protocol):
@@ -55,7 +58,10 @@ class Backend(Protocol):
 
     name: str
     features: frozenset[str]
-    """Of "logprobs", "prompt_logprobs", "logit_bias", "penalties": requests that need another one are refused."""
+    """Of "logprobs", "prompt_logprobs", "logit_bias", "penalties": requests that need another one are refused.
+
+    "embeddings": it makes vectors of prompts, and generates nothing (`check_kind`).
+    """
 
     def load(self, progress: Progress | None = None) -> Geometry:
         """Reads the model. Raises ModelLoadError, naming the file, tensor or architecture at fault."""
@@ -83,3 +89,17 @@ class Backend(Protocol):
     def close(self) -> None:
         """Gives memory and threads back. May be called twice."""
         ...
+
+
+def check_kind(features: Collection[str], *, embeds: bool) -> None:
+    """Raises InvalidRequestError for text wanted of an embedding model, and for vectors wanted of another one."""
+    if embeds == ("embeddings" in features):
+        return
+    if embeds:
+        text = (
+            "this model generates text and makes no embeddings: use POST /v1/chat/completions, /v1/completions or"
+            " /generate, or serve an embedding model (a GGUF file that names its pooling)"
+        )
+    else:
+        text = "this model makes embeddings and generates no text: use POST /v1/embeddings (in Python, LLM.embed)"
+    raise InvalidRequestError(text, code="unsupported_endpoint")

@@ -303,6 +303,10 @@ class FakeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=2, le=2**20)],
         Meta(description="Size of its vocabulary, at most the tokenizer's."),
     ] = 32000
+    embeddings: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        Meta(description="Dimensions of its vectors, as an embedding model. `null`: it generates text."),
+    ] = None
     faults: Annotated[
         dict[str, Annotated[int, Meta(ge=0, le=2**31 - 1)]],
         Meta(

@@ -51,7 +51,10 @@ _RECEIVE_S = 0.005  # before others on the event loop have their turn
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the API tells about the model, collected from the children's `Ready` messages."""
+    """What the API tells about the model, collected from the children's `Ready` messages.
+
+    `features` are those of the backend, `dimensions` those of an embedding model's vectors.
+    """
 
     served_name: str
     backend: str
@@ -63,6 +66,8 @@ class ModelFacts:
     has_chat_template: bool
     created: int
     geometry: dict[str, Any]
+    features: frozenset[str] = frozenset()
+    dimensions: int | None = None
 
 
 class Generation:
