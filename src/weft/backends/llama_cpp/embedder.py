@@ -174,11 +174,14 @@ class LlamaCppEmbedder:
         splits = causal and pooling == "last"
         limit = self._input_limit(vocab_size, splits=splits)
         params = library.llama_context_default_params()
-        # Not one token more than n_ubatch may come in one piece, nor n_seq_max exceed n_batch: llama.cpp would abort.
+        # llama.cpp would abort if a text had more tokens than n_ubatch, if n_seq_max exceeded n_batch, or, where it
+        # pools the mean, if n_ubatch were no multiple of n_seq_max.
         size = self._batch_tokens if splits else max(self._batch_tokens, limit)
+        sequences = min(self._max_sequences, size)
+        size = -(-size // sequences) * sequences
         params.n_batch = params.n_ubatch = size
         params.n_ctx = max(size, limit)
-        params.n_seq_max = min(self._max_sequences, size)
+        params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = self._thread_count()
         params.embeddings = True
         params.pooling_type = _POOLINGS[pooling]
