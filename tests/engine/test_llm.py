@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weft.core.errors import EngineError, InvalidRequestError, WeftError
@@ -200,3 +201,30 @@ def test_a_gguf_file() -> None:
         question = [{"role": "user", "content": "Count from 1 to 5."}]
         answer = llm.chat(question, SamplingParams(temperature=0, max_new_tokens=32))[0]
         assert answer.text.startswith("1, 2, 3, 4, 5")
+
+
+def test_embeddings(new_llm: NewLLM) -> None:
+    llm = new_llm("backend.fake.embeddings=6", "http.max_queue_size=2")
+    prompts = ["Once", "upon a time", llm.tokenizer.encode("there was"), "Once", *["more"] * 200]
+    vectors = llm.embed(prompts)
+    assert [vector.shape for vector in vectors] == [(6,)] * len(prompts)
+    np.testing.assert_array_equal(vectors[0], vectors[3])
+    np.testing.assert_array_equal(vectors[1], llm.embed("upon a time")[0])
+    assert np.abs(vectors[0] - vectors[1]).max() > 0.01
+    (cut,) = llm.embed("Once", dimensions=2)
+    np.testing.assert_allclose(cut, vectors[0][:2] / np.linalg.norm(vectors[0][:2]), rtol=1e-6)
+    assert llm.embed([]) == []
+    with pytest.raises(InvalidRequestError, match="generates no text"):
+        llm.generate("Once")
+    assert_idle(llm)
+
+
+def test_a_failing_embedding_ends_the_others(new_llm: NewLLM) -> None:
+    llm = new_llm("backend.fake.embeddings=6", f"backend.fake.faults={{nan_on_token: {BAD_TOKEN}}}")
+    with pytest.raises(EngineError):
+        llm.embed([[1, 2], [BAD_TOKEN], [3]])
+    assert_idle(llm)
+    with pytest.raises(InvalidRequestError, match="dimensions: 7"):
+        llm.embed("a", dimensions=7)
+    with pytest.raises(InvalidRequestError, match="makes no embeddings"):
+        new_llm().embed("a")

@@ -107,11 +107,11 @@ class Vocabulary:
 
     def affixes(self) -> tuple[list[int], list[int]]:
         """The ids to put before and after a text; WordPiece (BERT) always has both."""
-        if self.is_wordpiece:
-            return [self.bos_id], [self._library.llama_vocab_sep(self._vocab)]
-        add_bos = self._library.llama_vocab_get_add_bos(self._vocab)
+        add_bos = self.is_wordpiece or self._library.llama_vocab_get_add_bos(self._vocab)
         add_eos = self._library.llama_vocab_get_add_eos(self._vocab)
         prefix = [self.bos_id] if add_bos and self.bos_id is not None else []
+        if self.is_wordpiece:
+            return prefix, [self._library.llama_vocab_sep(self._vocab)]
         suffix = [self.eos_id] if add_eos and self.eos_id is not None else []
         return prefix, suffix
 
