@@ -163,8 +163,13 @@ def test_a_text_without_a_usable_vector_fails_alone(bert: TinyBert, opened: list
 
 def test_through_the_engine_it_ends_alone_too(bert: TinyBert, opened: list[Any]) -> None:
     model = llm(opened, bert.path)
-    answers = model.run([(text, SamplingParams(embed=True)) for text in ("hello", "the poison", "cat")])
-    assert [isinstance(answer, EngineError) for answer in answers] == [False, True, False]
+    core = model._core
+    for request_id, text in enumerate(("hello", "the poison", "cat")):
+        ids = np.array(model.tokenizer.encode(text), dtype=np.int32)
+        core.submit(Submit(request_id, ids.tobytes(), SamplingParams(embed=True)))
+    outputs = core.step()
+    assert [output.end.state for output in outputs if output.end] == ["completed", "failed", "completed"]
+    assert [output.embedding is None for output in outputs] == [False, True, False]
     with pytest.raises(EngineError, match="not finite"):
         model.embed(["hello", "the poison"])
     assert len(model.embed("hello")) == 1 and model.stats["engine"]["idle"]

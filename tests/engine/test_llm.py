@@ -216,6 +216,9 @@ def test_embeddings(new_llm: NewLLM) -> None:
     assert llm.embed([]) == []
     with pytest.raises(InvalidRequestError, match="generates no text"):
         llm.generate("Once")
+    for prompt in ("Once", CHAT):
+        with pytest.raises(InvalidRequestError, match=r"use LLM\.embed"):
+            llm.run([(prompt, SamplingParams(embed=True))])
     assert_idle(llm)
 
 

@@ -37,6 +37,7 @@ from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest, TokenOut
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+EMBED = SamplingParams(embed=True)
 
 
 @dataclass(slots=True)
@@ -134,8 +135,7 @@ class LLM:
         most = self._core.geometry.dimensions
         if dimensions is not None and most is not None:
             check_dimensions(dimensions, most)
-        params = SamplingParams(embed=True)
-        requests = [self._request(prompt, params) for prompt in _as_prompts(prompts)]
+        requests = [self._request(prompt, EMBED, embeds=True) for prompt in _as_prompts(prompts)]
         vectors: dict[int, Float32s] = {}
         with closing(self._deltas(requests)) as deltas:
             for delta in deltas:
@@ -171,7 +171,9 @@ class LLM:
 
     # ---- insides ----------------------------------------------------------------------------------------------
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> TextRequest:
+    def _request(self, prompt: Prompt, params: SamplingParams, *, embeds: bool = False) -> TextRequest:
+        if params.embed and not embeds:
+            raise InvalidRequestError("embed: use LLM.embed for vectors", param="embed")
         request = TextRequest([next(self._ids)], params, arrival_s=time.monotonic())
         if isinstance(prompt, str):
             request.text = prompt
@@ -180,6 +182,8 @@ class LLM:
         return request
 
     def _chat_request(self, messages: Any, params: SamplingParams | None, variables: dict[str, Any]) -> TextRequest:
+        if params is not None and params.embed:
+            raise InvalidRequestError("embed: a chat has no vector; use LLM.embed", param="embed")
         return TextRequest(
             [next(self._ids)],
             params or SamplingParams(),
