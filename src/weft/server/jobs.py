@@ -200,8 +200,7 @@ class Job:
         self._path = request.url.path
         self._user = body.user
         self._outcome = "499"
-        self._left = len(ids)
-        self._places = places
+        self._left, self._places = len(ids), places
         self._last_token_s: dict[int, float] = {}
         requests = [
             TextRequest(
