@@ -407,4 +407,4 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     assert "holds no vocabulary" in refusal(Spec("gpt2", []))
     assert "lacks tokens of single bytes" in refusal(Spec("llama", ["<unk>", "<s>", "</s>", *BYTE_TOKENS[1:]]))
     words = Spec("bert", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello"])
-    assert "not that of a model that writes text" in refusal(words)
+    assert "it names no token for [CLS]" in refusal(words)

@@ -160,6 +160,20 @@ async def test_close_aborts_what_has_not_ended_and_tells_once(client: EngineClie
     assert ended == [(1, "completed"), (2, None)]
 
 
+async def test_what_waits_for_its_turn_can_be_aborted(client: EngineClient, children: Children) -> None:
+    generation = client.submit(request(2), request(4), request(6), at_once=1)
+    assert [message.request_ids for message in got(children.texts[0])] == [[2]]
+    client.abort([6])
+    (delta,) = await within(generation.take())
+    assert delta.request_id == 6 and delta.end is not None and delta.end.state == "cancelled"
+    assert [message.request_ids for message in got(children.texts[0])] == [[6]]  # nobody there knows it
+    children.answer(done(2))
+    assert [delta.request_id for delta in await within(generation.take())] == [2]
+    assert [message.request_ids for message in got(children.texts[0])] == [[4]]
+    generation.close()
+    assert client.open_ids == []
+
+
 async def test_a_request_that_cannot_be_sent_leaves_nothing(client: EngineClient, children: Children) -> None:
     ended: list[int] = []
     with pytest.raises(TypeError):

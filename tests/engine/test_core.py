@@ -258,3 +258,26 @@ def test_tokens_outside_the_vocabulary_end_the_request() -> None:
     engine.submit(1, [20])
     engine.run()
     assert engine.ends[1].state == "failed"
+
+
+def test_a_backend_that_forgets_a_vector_fails_the_step() -> None:
+    class Forgetful(FakeBackend):
+        def forward(self, plan: StepPlan) -> StepResult:
+            result = super().forward(plan)
+            result.embeddings.pop(0, None)
+            return result
+
+    engine = Engine(backend=Forgetful, embeddings=4)
+    engine.submit(1, [20, 21], embed=True, max_new_tokens=None)
+    engine.run()
+    assert engine.ends[1].error is not None and "no vectors for the rows [0]" in engine.ends[1].error.message
+
+
+def test_an_embedding_from_submit_to_end() -> None:
+    engine = Engine(embeddings=4, tokens_per_s=10.0)
+    engine.submit(1, [20, 21, 22], embed=True, max_new_tokens=None)
+    (output,) = engine.step()
+    assert output.embedding is not None and np.frombuffer(output.embedding, "<f4").shape == (4,)
+    end = engine.ends[1]
+    assert (end.state, end.finish_reason, end.prompt_tokens, end.completion_tokens) == ("completed", "stop", 3, 0)
+    assert end.prefill_s == pytest.approx(0.3) and end.decode_s == 0

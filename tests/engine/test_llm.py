@@ -7,6 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weft.backends.fake.backend import FakeBackend
@@ -243,3 +244,33 @@ def test_more_adapters_than_the_cache_has_keys_for() -> None:
     core = EngineCore(settings, FakeBackend(vocab_size=700_000_000, max_context_tokens=64))
     with pytest.raises(SettingsError, match=r"model.lora: 3 adapters are too many .*\(at most 2\)"):
         core.load()
+
+
+def test_embeddings(new_llm: NewLLM) -> None:
+    llm = new_llm("backend.fake.embeddings=6", "http.max_queue_size=2")
+    prompts = ["Once", "upon a time", llm.tokenizer.encode("there was"), "Once", *["more"] * 200]
+    vectors = llm.embed(prompts)
+    assert [vector.shape for vector in vectors] == [(6,)] * len(prompts)
+    np.testing.assert_array_equal(vectors[0], vectors[3])
+    np.testing.assert_array_equal(vectors[1], llm.embed("upon a time")[0])
+    assert np.abs(vectors[0] - vectors[1]).max() > 0.01
+    (cut,) = llm.embed("Once", dimensions=2)
+    np.testing.assert_allclose(cut, vectors[0][:2] / np.linalg.norm(vectors[0][:2]), rtol=1e-6)
+    assert llm.embed([]) == []
+    with pytest.raises(InvalidRequestError, match="generates no text"):
+        llm.generate("Once")
+    for prompt in ("Once", CHAT):
+        with pytest.raises(InvalidRequestError, match=r"use LLM\.embed"):
+            llm.run([(prompt, SamplingParams(embed=True))])
+    assert_idle(llm)
+
+
+def test_a_failing_embedding_ends_the_others(new_llm: NewLLM) -> None:
+    llm = new_llm("backend.fake.embeddings=6", f"backend.fake.faults={{nan_on_token: {BAD_TOKEN}}}")
+    with pytest.raises(EngineError):
+        llm.embed([[1, 2], [BAD_TOKEN], [3]])
+    assert_idle(llm)
+    with pytest.raises(InvalidRequestError, match="dimensions: 7"):
+        llm.embed("a", dimensions=7)
+    with pytest.raises(InvalidRequestError, match="makes no embeddings"):
+        new_llm().embed("a")

@@ -131,3 +131,14 @@ def test_the_second_tier() -> None:
 def test_cold_tokens_that_stay() -> None:
     assert sizing.resolve_resident_tokens(fake_settings()) == 2048
     assert sizing.resolve_resident_tokens(fake_settings("kv_cache.resident_tokens=0")) == 0
+
+
+def test_an_embedding_model_has_places_for_its_steps() -> None:
+    geometry = replace(GEOMETRY, kv_bytes_per_token=0, dimensions=8, max_step_tokens=512, max_context_tokens=8192)
+    assert slots(geometry=geometry) == 8192
+    assert slots("kv_cache.max_memory_mb=1", "kv_cache.max_items=100", geometry=geometry) == 8192
+    short = replace(geometry, max_context_tokens=256)
+    assert slots("scheduler.overlap=true", geometry=short) == 2 * (512 + 64)
+    assert slots("kv_cache.page_size=16", geometry=short) == 512 + 64 * 16
+    resolved = sizing.resolve_limits(fake_settings(), geometry)
+    assert resolved.max_prefill_tokens == 512

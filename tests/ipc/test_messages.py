@@ -55,7 +55,10 @@ MESSAGES: list[tuple[Callable[[bytes], object], object]] = [
     (decode_to_text, TextRequest([1], SamplingParams(seed=-(2**63)), token_ids=[1, 2])),
     (decode_to_text, TextRequest([1], PARAMS, messages=[{"role": "user"}], template_kwargs={"thinking": False})),
     (decode_to_text, TextQuery(4, "detokenize", token_ids=[5])),
-    (decode_to_text, TokenBatch([TokenOutput(1, [7], [ITEM], [ITEM], end_token=7, end=END), TokenOutput(2)])),
+    (
+        decode_to_text,
+        TokenBatch([TokenOutput(1, [7], [ITEM], [ITEM], end_token=7, end=END), TokenOutput(2, embedding=b"\0\0\x80?")]),
+    ),
     (decode_to_text, Abort([])),
     (decode_to_engine, Submit(1, b"\1\0\0\0", PARAMS, reply_to=1, priority=2, arrival_s=1.5)),
     (decode_to_engine, Finish(3)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.backends.fake.backend import FakeBackend, kv_values, next_token
+from weft.backends.fake.backend import FakeBackend, embedding, kv_values, next_token
 from weft.core.clock import VirtualClock
 from weft.core.errors import QueueFullError
 from weft.core.plan import StepPlan, StepResult
@@ -21,6 +21,7 @@ from weft.scheduler.limits import Limits, Policy
 from weft.scheduler.scheduler import Scheduler
 
 VOCAB = 50
+DIMENSIONS = 3
 POLICIES: tuple[Policy, ...] = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 
 
@@ -118,6 +119,7 @@ class Walk:
             max_context_tokens=shape.max_context,
             num_sequences=shape.num_sequences,
             shares_prefixes=shape.shares,
+            embeddings=DIMENSIONS,
         )
         self.backend.allocate_kv(self.cache.capacity)
         self.scheduler = Scheduler(
@@ -136,6 +138,7 @@ class Walk:
         self.operations = 0
         self.next_id = 1
         self.flights: list[StepPlan] = []
+        self.embedding: np.random.Generator | None = None  # draws which requests want a vector instead of text
 
     # ---- operations -------------------------------------------------------------------------------------------
 
@@ -249,6 +252,8 @@ class Walk:
             for token in update.tokens:
                 assert token == self._expected(request), f"wrong token for {request!r}"
                 self.tokens[request.request_id].append(token)
+            if update.embedding is not None:
+                assert (update.embedding == self._expected_vector(request)).all(), f"wrong vector for {request!r}"
             if update.ending is not None:
                 self._check_ending(request)
 
@@ -261,6 +266,10 @@ class Walk:
             return next_token(history, VOCAB, banned=banned)
         return next_token(history, VOCAB, seed=request.seed, index=index, banned=banned)
 
+    def _expected_vector(self, request: Request) -> np.ndarray:
+        known = request.prompt_ids
+        return embedding(kv_values(known, np.arange(len(known), dtype=np.int32), request.adapter), DIMENSIONS)
+
     def _check_ending(self, request: Request) -> None:
         self.ended[request.request_id] = request.state
         tokens = self.tokens[request.request_id]
@@ -269,6 +278,8 @@ class Walk:
         assert request.ending is not None and request.state.terminal
         if request.ending.finish_reason == "length":
             assert len(tokens) == request.max_device_len
+        if request.params.embed:
+            assert not request.output_len and not request.reused_tokens and request.chunks <= 1 + request.retractions
 
 
 def random_walk(seed: int, operations: int, *, tiered: bool = False) -> int:
@@ -276,6 +287,8 @@ def random_walk(seed: int, operations: int, *, tiered: bool = False) -> int:
     rng = np.random.default_rng(seed)
     shape = Shape.random(rng)
     walk = Walk(shape.tiered(rng) if tiered else shape)
+    own = np.random.default_rng([seed, 1])
+    walk.embedding = own if own.integers(3) == 0 else None
     families = [rng.integers(1, VOCAB, size=walk.shape.max_context) for _ in range(3)]
     while walk.operations < operations:
         match int(rng.integers(10)):
@@ -324,6 +337,8 @@ def _add_random(walk: Walk, rng: np.random.Generator, families: list[np.ndarray]
     timeout_s = float(rng.random() * 4) if rng.random() < 0.2 else None
     session = str(int(rng.integers(3))) if rng.random() < 0.3 else None
     priority, adapter = int(rng.integers(3)), int(rng.integers(walk.shape.adapters + 1))
+    if walk.embedding is not None and walk.embedding.integers(3) == 0:
+        params, session = SamplingParams(embed=True), None
     walk.add(prompt, params, priority=priority, timeout_s=timeout_s, session=session, adapter=adapter)
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.server.fakes import FACTS, FakeEngineClient, settings
+from tests.server.fakes import EMBEDDER, FACTS, FakeEngineClient, settings
 from weft.server import create_app
 
 
@@ -24,5 +24,13 @@ def app(engine: FakeEngineClient) -> FastAPI:
 
 @pytest.fixture
 async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft") as client:
+        yield client
+
+
+@pytest.fixture
+async def embedder(engine: FakeEngineClient) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of an app whose model makes embeddings of 4 dimensions."""
+    app = create_app(engine, EMBEDDER, settings())  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft") as client:
         yield client

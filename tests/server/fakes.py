@@ -7,13 +7,16 @@ import copy
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from weft.config.settings import EngineSettings, HttpSettings, SchedulerSettings, Settings
 from weft.core.errors import NotFoundError, UnavailableError, WeftError
-from weft.engine.client import Generation, ModelFacts, OnEnd
+from weft.engine.client import ModelFacts
+from weft.engine.generation import Generation, OnEnd
 from weft.ipc.errors import error_from, error_info
 from weft.ipc.messages import End, ErrorInfo, TextDelta, TextLogprob, TextQuery, TextRequest
 
@@ -29,6 +32,8 @@ FACTS = ModelFacts(
     created=1700000000,
     geometry={"max_queue_size": 256, "max_concurrent_requests": 64},
 )
+
+EMBEDDER = replace(FACTS, features=frozenset({"embeddings"}), dimensions=4, has_chat_template=False)
 
 STATES = {"queued": 0, "pending": 0, "processing": 0}
 STATS: dict[str, Any] = {"requests": STATES | {"finished": {}}, "engine": {"backend": "fake", "idle": True}}
@@ -73,6 +78,18 @@ def says(*texts: str, end: End | None = None) -> Behaviour:
                     prompt_logprobs=[None, logprob("b"), logprob("é")] if scored else None,
                 )
             client.deliver(request_id, end=End(**msgspec.structs.asdict(last)))
+
+    return behaviour
+
+
+def embeds(*vectors: list[float], end: End | None = None) -> Behaviour:
+    """The k-th request of all gets the k-th of these vectors, again from the first one behind the last."""
+
+    def behaviour(client: FakeEngineClient, request: TextRequest) -> None:
+        vector = vectors[(len(client.requests) - 1) % len(vectors)]
+        last = end if end is not None else ended(completion_tokens=0, cached_tokens=0)
+        data = np.array(vector, dtype="<f4").tobytes()
+        client.deliver(request.request_ids[0], embedding=data, end=End(**msgspec.structs.asdict(last)))
 
     return behaviour
 
@@ -156,16 +173,19 @@ class FakeEngineClient:
         if self.failure is not None:
             raise UnavailableError(f"the engine is not available: {self.failure.message}")
 
-    def submit(self, *requests: TextRequest, on_end: OnEnd | None = None) -> Generation:
+    def submit(self, *requests: TextRequest, on_end: OnEnd | None = None, at_once: int | None = None) -> Generation:
         self.check_alive()
-        ids = [request_id for request in requests for request_id in request.request_ids]
-        generation = WatchedGeneration(self, ids, on_end)  # type: ignore[arg-type]
-        self._generations |= dict.fromkeys(ids, generation)
-        for request in requests:
-            self.requests.append(request)
-            self.behaviour(self, request)
+        now = len(requests) if at_once is None else at_once
+        generation = WatchedGeneration(self, requests[:now], requests[now:], on_end)
+        self._generations |= dict.fromkeys(generation.request_ids, generation)
+        for request in requests[:now]:
+            self.send(request)
         self.submitted.set()
         return generation
+
+    def send(self, request: TextRequest) -> None:
+        self.requests.append(request)
+        self.behaviour(self, request)
 
     def generation_of(self, request: TextRequest) -> WatchedGeneration:
         return self._generations[request.request_ids[0]]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.server.fakes import FakeEngineClient
+from tests.server.fakes import FakeEngineClient, embeds
 from weft.server.app import _DELETE, _GET, _POST
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http-api.md"
@@ -51,15 +51,20 @@ def examples() -> list[Example]:
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: f"{example.method} {example.path}")
-async def test_example(http: httpx.AsyncClient, engine: FakeEngineClient, example: Example) -> None:
+async def test_example(
+    http: httpx.AsyncClient, embedder: httpx.AsyncClient, engine: FakeEngineClient, example: Example
+) -> None:
     engine.engine_answers["request"] = {"id": 17}
     assert (example.body is None) == ("Content-Type" not in example.headers)
+    if example.path == "/v1/embeddings":
+        engine.behaviour = embeds([0.5] * 4)
+        http = embedder
     response = await http.request(example.method, example.path, content=example.body, headers=example.headers)
     assert response.status_code == 200, response.text
 
 
 def test_every_endpoint_has_an_example() -> None:
-    known = {*_GET, *_POST, *_DELETE} - {"/v1/models/{name:path}", "/v1/embeddings", "/v1/audio/speech"}
+    known = {*_GET, *_POST, *_DELETE} - {"/v1/models/{name:path}", "/v1/audio/speech"}
     shown = {example.path for example in examples()}
     for path in known:
         start = path.partition("{")[0]

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.engine.conftest import fake_settings
 from tests.sim.rig import run, system
+from weft.core.errors import EngineError
+from weft.engine.llm import LLM
 from weft.engine.trace import TraceError
 from weft.scheduler.waiting import WaitingLine
 from weft.sim.options import Workload
@@ -136,3 +139,15 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"version":1', '"version":7', 1))
     with pytest.raises(TraceError, match="version 7"):
         Replay(path)
+
+
+def test_a_run_of_an_embedding_model_replays(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    sets = ("backend.fake.embeddings=4", "backend.fake.faults={nan_on_token: 7}", f"engine.record={path}")
+    with LLM(settings=fake_settings(*sets)) as llm:
+        llm.embed([[1, 2, 3], [4]] * 50)
+        with pytest.raises(EngineError):
+            llm.embed([[1], [7]])
+    replay = _replayed(path)
+    assert not replay.torn and replay.driver.scheduler.meters.finished["completed"] >= 100
+    assert replay.driver.scheduler.meters.finished["failed"] == 1

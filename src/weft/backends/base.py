@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from weft.core.errors import InvalidRequestError
 from weft.core.plan import StepPlan, StepResult
 
 Progress = Callable[[int, int], None]
@@ -17,7 +18,7 @@ class Geometry:
     """Facts of a loaded model that scheduling and sizing need.
 
     Attributes:
-        kv_bytes_per_token: bytes that one token's K and V take over all layers.
+        kv_bytes_per_token: bytes that one token's K and V take over all layers; 0 for an embedding model.
         max_context_tokens: longest sequence that the model's positions allow.
         vocab_size: token ids are 0 to vocab_size - 1 (the width of the logits).
         eos_token_ids: tokens that end a text, from generation_config.json, else config.json.
@@ -31,6 +32,7 @@ class Geometry:
         max_step_tokens: most prompt tokens that a step may have.
         num_sequences: sequence ids, where KV is stored under such instead of in slots (`StepPlan.sequences`).
         piece_tokens: longest run of tokens that can move to host memory at once; None: none can.
+        dimensions: of the vectors of an embedding model; its KV, if it has any, does not outlive the step.
     """
 
     num_layers: int
@@ -47,6 +49,7 @@ class Geometry:
     shares_prefixes: bool = True
     max_step_tokens: int | None = None
     piece_tokens: int | None = None
+    dimensions: int | None = None
 
 
 class Backend(Protocol):
@@ -60,6 +63,7 @@ class Backend(Protocol):
     """Of "logprobs", "prompt_logprobs", "logit_bias", "penalties": requests that need another one are refused.
 
     And "lora": without it the setting `model.lora` is refused, so that no plan has an adapter.
+    "embeddings": it makes vectors of prompts, and generates nothing (`check_kind`).
     """
 
     def load(self, progress: Progress | None = None) -> Geometry:
@@ -88,3 +92,17 @@ class Backend(Protocol):
     def close(self) -> None:
         """Gives memory and threads back. May be called twice."""
         ...
+
+
+def check_kind(features: Collection[str], *, embeds: bool) -> None:
+    """Raises InvalidRequestError for text wanted of an embedding model, and for vectors wanted of another one."""
+    if embeds == ("embeddings" in features):
+        return
+    if embeds:
+        text = (
+            "this model generates text and makes no embeddings: use POST /v1/chat/completions, /v1/completions or"
+            " /generate, or serve an embedding model (a GGUF file that names its pooling)"
+        )
+    else:
+        text = "this model makes embeddings and generates no text: use POST /v1/embeddings (in Python, LLM.embed)"
+    raise InvalidRequestError(text, code="unsupported_endpoint")

@@ -15,6 +15,8 @@ from weft.core.errors import SettingsError
 if TYPE_CHECKING:
     from weft.text.tokenizer import BaseTokenizer
 
+EMBEDDING_ENGINES = frozenset({"llama_cpp", "fake"})
+"""Backends, by name, that serve embedding models too."""
 BUNDLED_MODEL = Path(__file__).parent.parent / "assets" / "demo"
 
 
@@ -55,7 +57,7 @@ def _create(settings: Settings) -> Backend:
     if name == "fake":
         return _create_fake(settings)
     if name == "llama_cpp":
-        return _create_llama_cpp(settings)
+        return _create_llama_cpp_embedder(settings) if is_embedder(settings) else _create_llama_cpp(settings)
     from weft.backends.torch.backend import TorchBackend
 
     torch = settings.backend.torch
@@ -79,6 +81,7 @@ def _create_fake(settings: Settings) -> Backend:
         max_context_tokens=checkpoint.max_context_tokens,
         eos_token_ids=checkpoint.eos_token_ids,
         tokens_per_s=fake.tokens_per_s,
+        embeddings=fake.embeddings,
         faults=fake.faults,
     )
 
@@ -103,6 +106,39 @@ def _create_llama_cpp(settings: Settings) -> Backend:
     )
     adapters = {name: Path(file) for name, file in settings.model.lora.items()}
     return LlamaCppBackend(model_folder(settings), options, adapters)
+
+
+def _create_llama_cpp_embedder(settings: Settings) -> Backend:
+    from weft.backends.llama_cpp.embedding_backend import RUNNING_SET, EmbeddingOptions, LlamaCppEmbeddingBackend
+
+    llama, context = settings.backend.llama_cpp, settings.model.max_context_tokens
+    if settings.kv_cache.kv_type != "auto":
+        text = f"kv_cache.kv_type: {settings.kv_cache.kv_type!r}: an embedding model keeps no KV (allowed: auto)"
+        raise SettingsError(text)
+    rows, running = settings.scheduler.max_batch_size, settings.http.max_concurrent_requests
+    if rows == "auto":
+        rows = RUNNING_SET if running == "auto" else running
+    options = EmbeddingOptions(
+        num_sequences=min(256, rows) if llama.n_seq_max == "auto" else llama.n_seq_max,
+        batch_tokens=llama.n_batch,
+        threads=None if llama.n_threads == "auto" else llama.n_threads,
+        gpu_layers=None if llama.n_gpu_layers == "auto" else llama.n_gpu_layers,
+        flash_attention=None if llama.flash_attn == "auto" else llama.flash_attn,
+        max_input_tokens=None if context == "auto" else context,
+    )
+    return LlamaCppEmbeddingBackend(model_folder(settings), options)
+
+
+def is_embedder(settings: Settings) -> bool:
+    """Whether the model that is served makes vectors and no text. Raises ModelLoadError."""
+    name = backend_name(settings)
+    if name == "fake":
+        return settings.backend.fake.embeddings is not None
+    if name != "llama_cpp":
+        return False
+    from weft.backends.llama_cpp.embedder import is_embedding_model
+
+    return is_embedding_model(read_metadata(shards(model_folder(settings))[0]))
 
 
 def load_tokenizer(settings: Settings) -> BaseTokenizer:

@@ -52,7 +52,10 @@ class ModelSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     max_context_tokens: Annotated[
         TokenCount | Auto,
-        Meta(description="Longest sequence, prompt and output together. `auto`: what the model's positions allow."),
+        Meta(
+            description="Longest sequence, prompt and output together. `auto`: what the model's positions allow; of an "
+            "embedding model, which computes a text in one piece, 8192 at most."
+        ),
     ] = "auto"
     chat_template: Annotated[
         NonEmpty | None,
@@ -299,7 +302,8 @@ class LlamaCppSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields
         Annotated[int, Meta(ge=1, le=256)] | Auto,
         Meta(
             description="Sequence ids: one for each request in a batch, one for each cached branch. Requests that find "
-            "none wait. `auto`: `http.max_concurrent_requests` and room for three times as many branches, 32 at least."
+            "none wait. `auto`: `http.max_concurrent_requests` and room for three times as many branches, 32 at least. "
+            "Of an embedding model, texts computed at once; `auto`: `scheduler.max_batch_size`."
         ),
     ] = "auto"
     n_batch: Annotated[
@@ -333,6 +337,10 @@ class FakeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=2, le=2**20)],
         Meta(description="Size of its vocabulary, at most the tokenizer's."),
     ] = 32000
+    embeddings: Annotated[
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        Meta(description="Dimensions of its vectors, as an embedding model. `null`: it generates text."),
+    ] = None
     faults: Annotated[
         dict[str, Annotated[int, Meta(ge=0, le=2**31 - 1)]],
         Meta(

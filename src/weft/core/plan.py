@@ -108,6 +108,7 @@ class StepPlan:
         emits: bool [R], whether the row's last token yields a new one (false for all but the last prompt chunk).
         sampling: one entry per emitting row, in row order.
         prompt_logprobs: row -> which of its prompt tokens' log probabilities are wanted.
+        embeds: rows whose vector is wanted: their whole prompt is in this step, and they emit nothing.
         sequences: int32 [R], the sequence of each row, for engines that store KV under sequence ids; else None.
         kv_ops: for the same engines, to be done in this order before anything is computed.
         adapter: the LoRA adapter of all rows, 0 for none.
@@ -126,6 +127,7 @@ class StepPlan:
     emits: Bools
     sampling: tuple[SamplingRow, ...]
     prompt_logprobs: dict[int, PromptLogprobsRow] = field(default_factory=dict)
+    embeds: tuple[int, ...] = ()
     sequences: Int32s | None = None
     kv_ops: tuple[KvOp, ...] = ()
     adapter: int = 0
@@ -158,9 +160,11 @@ class StepResult:
         logprobs: row -> log probabilities of its chosen token, where asked for.
         prompt_logprobs: row -> one entry per target of the plan's `PromptLogprobsRow`.
         errors: row -> message, for rows that failed alone (say, NaN logits); their request ends, the others go on.
+        embeddings: row -> float32 [dimensions] of length 1, for the rows of the plan's `embeds` that did not fail.
     """
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    embeddings: dict[int, Float32s] = field(default_factory=dict)

@@ -112,7 +112,7 @@ class Request:
         request_id: unique integer.
         prompt_ids: int32 [n], n >= 1.
         params: validated sampling parameters.
-        max_device_len: hard limit on prompt plus generated tokens.
+        max_device_len: hard limit on prompt plus generated tokens; the prompt's own length where nothing is generated.
         seed: 64-bit seed of this request's draws.
         eos_token_ids: end tokens of the model (ignored with `ignore_eos`).
         arrival_s: clock time of arrival.
@@ -141,7 +141,7 @@ class Request:
         key_offset: int = 0,
     ) -> None:
         input_len = len(prompt_ids)
-        if not 1 <= input_len < max_device_len:
+        if not 1 <= input_len <= max_device_len - (not params.embed):
             raise InvariantError(f"request {request_id}: {input_len} prompt tokens, limit {max_device_len}")
         self.request_id = request_id
         self.params = params

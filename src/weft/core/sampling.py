@@ -31,6 +31,7 @@ class SamplingParams:
         logprobs: None: off; k >= 0: the chosen token's log probability and the k best.
         prompt_logprobs: the same for the prompt's tokens (turns prefix reuse off for this request).
         stop: strings that end the text; not part of it unless `include_stop`.
+        embed: the vector of the prompt is wanted, and no token; all else here then means nothing.
     """
 
     max_new_tokens: int | None = None
@@ -51,6 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop: bool = False
     skip_special_tokens: bool = True
+    embed: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # the one mistake everybody makes

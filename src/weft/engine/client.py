@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from weft.core.errors import EngineError, UnavailableError, WeftError
-from weft.engine.deltas import first_part, merge
+from weft.engine.generation import Generation, OnEnd
 from weft.ipc.errors import error_from, error_info
 from weft.ipc.messages import (
     Abort,
@@ -41,9 +41,6 @@ from weft.ipc.messages import (
 )
 from weft.ipc.sockets import Endpoints, Outbox
 
-OnEnd = Callable[[int, End | None], None]
-"""Is told once of each id when it has ended, or was closed before that (None)."""
-
 EngineOp = Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
 
 _RECEIVE_S = 0.005  # before others on the event loop have their turn
@@ -51,7 +48,10 @@ _RECEIVE_S = 0.005  # before others on the event loop have their turn
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the API tells about the model, collected from the children's `Ready` messages."""
+    """What the API tells about the model, collected from the children's `Ready` messages.
+
+    `features` are those of the backend, `dimensions` those of an embedding model's vectors.
+    """
 
     served_name: str
     backend: str
@@ -63,61 +63,8 @@ class ModelFacts:
     has_chat_template: bool
     created: int
     geometry: dict[str, Any]
-
-
-class Generation:
-    """The deltas of what was submitted together: `take` until every id has ended; `close` aborts what has not."""
-
-    def __init__(self, client: EngineClient, request_ids: list[int], on_end: OnEnd | None = None) -> None:
-        self.request_ids = request_ids
-        self._client = client
-        self._on_end = on_end
-        self._open = dict.fromkeys(request_ids)
-        self._deltas: list[TextDelta] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._left_over = False
-
-    def deliver(self, delta: TextDelta) -> None:
-        if delta.request_id not in self._open:
-            return
-        self._deltas.append(delta)
-        if delta.end is not None:
-            self._forget(delta.request_id, delta.end)
-        self._wake()
-
-    async def take(self) -> list[TextDelta]:
-        """What there is, merged per id, after waiting for a first delta; empty once every id has ended.
-
-        A cancelled wait loses nothing. Of very many log probabilities it takes a part, after others had their turn.
-        """
-        if self._left_over:
-            await asyncio.sleep(0)
-        while not self._deltas:
-            if not self._open:
-                return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        deltas, self._deltas = first_part(self._deltas)
-        self._left_over = bool(self._deltas)
-        return merge(deltas)
-
-    def close(self) -> None:
-        """Idempotent; to be called in a `finally` by whoever submitted."""
-        if self._open:
-            self._client.abort(list(self._open))
-            for request_id in list(self._open):
-                self._forget(request_id, None)
-            self._wake()
-
-    def _forget(self, request_id: int, end: End | None) -> None:
-        del self._open[request_id]
-        self._client.forget(request_id)
-        if self._on_end is not None:
-            self._on_end(request_id, end)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    features: frozenset[str] = frozenset()
+    dimensions: int | None = None
 
 
 class EngineClient:
@@ -227,24 +174,24 @@ class EngineClient:
     def new_ids(self, count: int) -> list[int]:
         return list(itertools.islice(self._ids, count))
 
-    def submit(self, *requests: TextRequest, on_end: OnEnd | None = None) -> Generation:
+    def submit(self, *requests: TextRequest, on_end: OnEnd | None = None, at_once: int | None = None) -> Generation:
         """Sends requests on their way; one Generation for all ids.
 
-        Raises UnavailableError when a child is dead. When it raises, nothing is open, and `on_end` is not called.
+        Of more requests than `at_once`, of one id each then, the others follow as those before them end. Raises
+        UnavailableError when a child is dead. When it raises, nothing is open, and `on_end` is not called.
         """
         self.check_alive()
-        generation = Generation(
-            self, [request_id for request in requests for request_id in request.request_ids], on_end
-        )
+        now = len(requests) if at_once is None else at_once
+        generation = Generation(self, requests[:now], requests[now:], on_end)
         for request_id in generation.request_ids:
             self._generations[request_id] = generation
         try:
-            for request in requests:
-                self._text_for(request.request_ids[0]).send(request)
+            for request in requests[:now]:
+                self.send(request)
         except BaseException:
-            self.abort(generation.request_ids)
             for request_id in generation.request_ids:
                 self.forget(request_id)
+            self.abort(generation.request_ids)
             raise
         return generation
 
@@ -259,6 +206,13 @@ class EngineClient:
         message = Abort(ids, sent_s=time.monotonic())
         for outbox in (self._engine, *self._texts):
             outbox.send(message)
+        for generation in dict.fromkeys(self._generations[i] for i in ids if i in self._generations):
+            generation.drop(ids)
+
+    def send(self, request: TextRequest) -> None:
+        """For `Generation`: a request of an open one goes to its text process; to nobody when a child is dead."""
+        if self._failure is None:
+            self._text_for(request.request_ids[0]).send(request)
 
     def forget(self, request_id: int) -> None:
         self._generations.pop(request_id, None)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import weft
-from weft.backends.base import Backend, Geometry, Progress
+from weft.backends.base import Backend, Geometry, Progress, check_kind
 from weft.backends.steps import StepCancelled
 from weft.config.settings import Settings
 from weft.core.clock import Clock, FrozenClock, MonotonicClock
@@ -145,7 +145,11 @@ class EngineCore:
             "adapter": message.adapter,
         }
         try:
-            self._check_features(message.params)
+            try:
+                self._check_features(message.params)
+            except WeftError:
+                self.scheduler.meters.note_rejection("invalid")
+                raise
             if self._recorder is not None:
                 self._recorder.add(now, message.request_id, prompt_ids, message.params, **facts)
             self.scheduler.add(message.request_id, prompt_ids, message.params, **facts)
@@ -336,6 +340,7 @@ class EngineCore:
             self.scheduler.cache.reset()
 
     def _check_features(self, params: SamplingParams) -> None:
+        check_kind(self.backend.features, embeds=params.embed)
         wanted = {
             "logprobs": params.logprobs is not None,
             "prompt_logprobs": params.prompt_logprobs is not None,
@@ -344,7 +349,6 @@ class EngineCore:
         }
         for name, asked in wanted.items():
             if asked and name not in self.backend.features:
-                self.scheduler.meters.note_rejection("invalid")
                 raise InvalidRequestError(f"{name}: the {self.backend.name} engine does not have it", param=name)
 
 
@@ -354,6 +358,9 @@ def _fault(plan: StepPlan, result: Any) -> Exception | None:
         return TypeError(f"the backend returned {type(result).__name__}")
     if np.shape(result.tokens) != (plan.num_rows,):
         return ValueError(f"the backend returned tokens of shape {np.shape(result.tokens)} for {plan.num_rows} rows")
+    missing = [row for row in plan.embeds if row not in result.embeddings and row not in result.errors]
+    if missing:
+        return ValueError(f"the backend returned no vectors for the rows {missing}")
     return None
 
 
@@ -364,6 +371,7 @@ def _output(update: Update) -> TokenOutput:
         tokens=update.tokens,
         logprobs=_items(update.logprobs),
         prompt_logprobs=_items(update.prompt_logprobs),
+        embedding=None if update.embedding is None else update.embedding.astype("<f4", copy=False).tobytes(),
         end_token=ending.stop_token if ending is not None else None,
         end=_end(request, ending) if ending is not None else None,
     )

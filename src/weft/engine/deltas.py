@@ -46,6 +46,7 @@ def _joined(group: list[TextDelta]) -> TextDelta:
         "".join([delta.text for delta in group]),
         token_ids=[token for delta in group for token in delta.token_ids],
         logprobs=logprobs if any(delta.logprobs is not None for delta in group) else None,
+        embedding=group[-1].embedding,
         end=group[-1].end,
     )
 

@@ -4,6 +4,7 @@
     llm.generate(["Count from 1 to 5."], SamplingParams(temperature=0))
     llm.chat([{"role": "user", "content": "My name is Mira."}])
     for delta in llm.stream("Once"): print(delta, end="")
+    LLM("embedder.gguf").embed(["a text", "another"])
 
 Prompts are batched continuously: all of them run through one scheduler, sharing prefixes.
 """
@@ -18,13 +19,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from weft.backends.base import Backend
 from weft.backends.registry import create_backend, load_tokenizer
 from weft.config.describe import format_value
 from weft.config.resolve import resolve
 from weft.config.settings import Settings
 from weft.core.errors import InvalidRequestError, NotFoundError, WeftError
+from weft.core.plan import Float32s
 from weft.core.sampling import SamplingParams
+from weft.core.vectors import check_dimensions, truncated
 from weft.engine.core import EngineCore
 from weft.engine.text_worker import TextWorker
 from weft.ipc.errors import error_from, error_info
@@ -32,6 +37,7 @@ from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest, TokenOut
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+EMBED = SamplingParams(embed=True)
 
 
 @dataclass(slots=True)
@@ -134,6 +140,24 @@ class LLM:
                     _collect(answer, delta)
         return answers
 
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None) -> list[Float32s]:
+        """The vectors of texts or token ids, float32 [d] of length 1, in their order; for embedding models only.
+
+        `dimensions`: their first so many values, at length 1 again; None: all that the model has. Raises the first
+        text's error; the others are cancelled then.
+        """
+        most = self._core.geometry.dimensions
+        if dimensions is not None and most is not None:
+            check_dimensions(dimensions, most)
+        requests = [self._request(prompt, EMBED, None, embeds=True) for prompt in _as_prompts(prompts)]
+        vectors: dict[int, Float32s] = {}
+        with closing(self._deltas(requests)) as deltas:
+            for delta in deltas:
+                _raise_error(delta.end)
+                vector = np.frombuffer(delta.embedding or b"", dtype="<f4").astype(np.float32)
+                vectors[delta.request_id] = vector if dimensions is None else truncated(vector, dimensions)
+        return [vectors[request.request_ids[0]] for request in requests]
+
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
@@ -176,7 +200,11 @@ class LLM:
 
     # ---- insides ----------------------------------------------------------------------------------------------
 
-    def _request(self, prompt: Prompt, params: SamplingParams, adapter: str | None) -> TextRequest:
+    def _request(
+        self, prompt: Prompt, params: SamplingParams, adapter: str | None, *, embeds: bool = False
+    ) -> TextRequest:
+        if params.embed and not embeds:
+            raise InvalidRequestError("embed: use LLM.embed for vectors", param="embed")
         number = self._adapter_number(adapter)
         request = TextRequest([next(self._ids)], params, arrival_s=time.monotonic(), adapter=number)
         if isinstance(prompt, str):
@@ -188,6 +216,8 @@ class LLM:
     def _chat_request(
         self, messages: Any, params: SamplingParams | None, variables: dict[str, Any], adapter: str | None
     ) -> TextRequest:
+        if params is not None and params.embed:
+            raise InvalidRequestError("embed: a chat has no vector; use LLM.embed", param="embed")
         return TextRequest(
             [next(self._ids)],
             params or SamplingParams(),

@@ -42,7 +42,9 @@ def resolve_limits(settings: Settings, geometry: Geometry) -> Limits:
                 )
     if prefill == "auto":
         prefill = max(_PREFILL_TOKENS, chunk if isinstance(chunk, int) else 0)
-        if step is not None:  # with the rows that decode, it still fits
+        if step is not None and geometry.dimensions is not None:
+            prefill = step
+        elif step is not None:  # with the rows that decode, it still fits
             prefill = max(step - batch, chunk if isinstance(chunk, int) else 1)
     if chunk == "auto":
         chunk = min(_CHUNK_TOKENS, prefill)
@@ -94,9 +96,13 @@ def resolve_context(settings: Settings, geometry: Geometry) -> int:
 def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, context: int) -> int:
     """Slots of the KV pool: the lower of `kv_cache.max_items` and `kv_cache.max_memory_mb`.
 
-    `auto` takes a quarter of the memory that is free now, but no more than the running set can fill.
+    `auto` takes a quarter of the memory that is free now, but no more than the running set can fill. An embedding model
+    keeps nothing: there they are places for the tokens of the steps in flight.
     """
     kv = settings.kv_cache
+    if geometry.dimensions is not None:
+        step = max(round_up(context, kv.page_size), limits.max_prefill_tokens + limits.max_batch_size * kv.page_size)
+        return round_up(step, kv.page_size) * resolve_depth(settings, geometry)
     budget = geometry.kv_budget_bytes
     if budget is None:
         budget = int(available_bytes() * _MEMORY_SHARE)

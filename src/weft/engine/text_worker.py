@@ -227,6 +227,7 @@ class TextWorker:
         if output.prompt_logprobs is not None:
             state.prompt_logprobs.extend(map(self._logprob, output.prompt_logprobs))
         self._push_tokens(state, output)
+        state.pending.embedding = output.embedding
         if output.end is not None:
             self._finish(state, output.end)
             return False

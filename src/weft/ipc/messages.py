@@ -162,7 +162,10 @@ class End(msgspec.Struct, omit_defaults=True):
 
 
 class TokenOutput(msgspec.Struct, omit_defaults=True):
-    """What one step gave one request. An end token that ended it is in `tokens`, and in `end_token`, too."""
+    """What one step gave one request. An end token that ended it is in `tokens`, and in `end_token`, too.
+
+    `embedding`: the prompt's vector, float32 in little-endian bytes.
+    """
 
     request_id: int
     tokens: list[int] = []
@@ -170,6 +173,7 @@ class TokenOutput(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: list[LogprobItem] | None = None
     end_token: int | None = None
     end: End | None = None
+    embedding: bytes | None = None
 
 
 class TokenBatch(_Message):
@@ -191,7 +195,7 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
     """New text of one request; `token_ids` are those that came since the last delta (an end token is not among them).
 
     The first delta with `prompt_logprobs` has one entry per prompt token, None for the first token.
-    `prompt_text` is set in the first delta of a request with `echo`.
+    `prompt_text` is set in the first delta of a request with `echo`. `embedding` is `TokenOutput`'s, in the last one.
     """
 
     request_id: int
@@ -201,6 +205,7 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
     prompt_text: str | None = None
     prompt_logprobs: list[TextLogprob | None] | None = None
     end: End | None = None
+    embedding: bytes | None = None
 
 
 class TextBatch(_Message):

@@ -267,10 +267,10 @@ class PrefixCache:
         old: PrefixHandle = request.prefix
         row = self.rows.table[request.row, : request.allocated_len]
         length = request.cached_len - request.cached_len % self.page_size
-        if keep and self.retain == "prefix" and length and not self.shares:
+        if keep and self.retain == "prefix" and length and not self.shares and self.sequences is not None:
             self._give_back(request, row[length:])
             self._keep_whole(request, row[:length].copy())
-        elif keep and self.retain == "prefix" and length > old.length:
+        elif keep and self.retain == "prefix" and length > old.length and self.shares:
             match = self._insert(request, row, length)
             self._give_back(request, row[old.length : match.length])
             self._give_back(request, row[length:])

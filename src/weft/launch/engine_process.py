@@ -81,6 +81,8 @@ class EngineProcess:
                     "kv_tokens": core.scheduler.cache.capacity,
                     "kv_bytes_per_token": core.geometry.kv_bytes_per_token,
                     "num_layers": core.geometry.num_layers,
+                    "features": sorted(core.backend.features),
+                    "dimensions": core.geometry.dimensions,
                     "max_queue_size": core.scheduler.limits.max_queue_size,
                     "max_concurrent_requests": core.scheduler.limits.max_concurrent_requests,
                 },

@@ -134,6 +134,8 @@ class Supervisor:
             has_chat_template=text["has_chat_template"],
             created=int(time.time()),
             geometry=engine,
+            features=frozenset(engine["features"]),
+            dimensions=engine["dimensions"],
         )
 
     # ---- serve ------------------------------------------------------------------------------------------------

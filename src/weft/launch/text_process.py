@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from weft.backends.registry import context_tokens, load_tokenizer
+from weft.backends.registry import context_tokens, is_embedder, load_tokenizer
 from weft.config.settings import Settings
 from weft.core.errors import CancelledError, WeftError
 from weft.engine.deltas import split
@@ -66,7 +66,7 @@ class TextProcess:
         self._inbox = Inbox(context, endpoints.text(index), decode_to_text)
         self._api = Outbox(context, endpoints.api)
         self._engine = Outbox(context, endpoints.engine)  # used under the lock
-        self._worker = TextWorker(load_tokenizer(settings), index, max_prompt_tokens=_context_tokens(settings) - 1)
+        self._worker = TextWorker(load_tokenizer(settings), index, max_prompt_tokens=_longest_prompt(settings))
         self._short: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._long: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -207,11 +207,10 @@ def _size(job: Job) -> int:
     return size
 
 
-def _context_tokens(settings: Settings) -> int:
-    """What the engine will take for its context; it may yet hold less in its KV cache."""
-    if settings.model.max_context_tokens != "auto":
-        return settings.model.max_context_tokens
-    return context_tokens(settings)
+def _longest_prompt(settings: Settings) -> int:
+    """Tokens that fit into what the engine will take for its context; it may yet hold less in its KV cache."""
+    context = settings.model.max_context_tokens
+    return (context_tokens(settings) if context == "auto" else context) - (not is_embedder(settings))
 
 
 def main(settings: Settings, folder: Path, num_text: int, index: int, context: zmq.Context[Any]) -> None:

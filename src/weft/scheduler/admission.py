@@ -30,7 +30,9 @@ class Admission:
         """Most tokens, prompt and output, of such a request. Raises InvalidRequestError where it cannot be served."""
         params.check_vocabulary(self.vocab_size)
         length = len(prompt_ids)
-        self._check_prompt(prompt_ids)
+        self._check_prompt(prompt_ids, room=0 if params.embed else 1)
+        if params.embed:
+            return length
         wanted = params.max_new_tokens
         room = self.max_context_tokens - length
         if wanted is not None and wanted > room:
@@ -50,7 +52,8 @@ class Admission:
             limit = min(limit, max_output)
         return min(length + limit, self._max_len)
 
-    def _check_prompt(self, prompt_ids: Int32s) -> None:
+    def _check_prompt(self, prompt_ids: Int32s, room: int) -> None:
+        """`room`: tokens that have to follow."""
         length = len(prompt_ids)
         if length == 0:
             raise InvalidRequestError("prompt: it is empty (at least one token is needed)", param="prompt")
@@ -60,7 +63,7 @@ class Admission:
             raise InvalidRequestError(
                 f"prompt: token id {bad} is not in the vocabulary (allowed: 0 to {self.vocab_size - 1})", param="prompt"
             )
-        max_input = min(self._max_len - 1, self._limits.max_input_tokens or self._max_len)
+        max_input = min(self._max_len - room, self._limits.max_input_tokens or self._max_len)
         if length > max_input:
             raise InvalidRequestError(
                 f"prompt: it has {length} tokens, but at most {max_input} are allowed"

@@ -23,12 +23,15 @@ def build_plan(
     sampling: list[SamplingRow] = []
     pieces: list[Int32s] = []
     wanted: dict[int, PromptLogprobsRow] = {}
+    embeds: list[int] = []
     starts = [request.planned_len for request, _ in prompts] + [request.planned_len for request in decoding]
     for index, (request, count) in enumerate(prompts):
         start = request.planned_len
         cache.extend(request, start + count, now_s)
         pieces.append(request.tokens[start : start + count])
-        emitting = start + count == request.device_len
+        if request.params.embed:
+            embeds.append(index)
+        emitting = start + count == request.device_len and not request.params.embed
         emits.append(emitting)
         if emitting:
             sampling.append(_sampling_row(index, request))
@@ -65,6 +68,7 @@ def build_plan(
         emits=np.array(emits, dtype=np.bool_),
         sampling=tuple(sampling),
         prompt_logprobs=wanted,
+        embeds=tuple(embeds),
         sequences=cache.sequences_of(requests),
         kv_ops=cache.take_ops(),
         adapter=requests[0].adapter,

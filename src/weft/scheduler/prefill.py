@@ -131,7 +131,7 @@ class PrefillAdder:
             return Verdict.STOP
         if self.chunked is not None and share < request.extend_len:
             return Verdict.LATER  # only one prompt is cut at a time; shorter ones may still use what is left
-        if self._limits.chunked_prefill_size is None and request.extend_len > self._tokens_left and self.taken:
+        if self._chunk(request) is None and request.extend_len > self._tokens_left and self.taken:
             return Verdict.STOP
         return Verdict.TAKEN
 
@@ -148,9 +148,14 @@ class PrefillAdder:
         """Tokens of the request that this step can compute: what budgets and free slots allow."""
         page = self._cache.page_size
         room = request.allocated_len - request.planned_len + self._step_room // page * page
-        if self._limits.chunked_prefill_size is None:
+        chunk = self._chunk(request)
+        if chunk is None:
             return request.extend_len if request.extend_len <= room else 0
-        return min(request.extend_len, self._limits.chunked_prefill_size, self._tokens_left, room)
+        return min(request.extend_len, chunk, self._tokens_left, room)
+
+    def _chunk(self, request: Request) -> int | None:
+        """Most tokens of the request in one step; None: its prompt is not to be cut."""
+        return None if request.params.embed else self._limits.chunked_prefill_size
 
     def _add_claim(self, request: Request) -> None:
         claim = self._claim(request)
@@ -173,5 +178,7 @@ class PrefillAdder:
 
 
 def reuses_cache(request: Request) -> bool:
-    """Whether a request may start from cached KV: whoever wants log probabilities of its prompt computes all of it."""
+    """Whether a request may start from cached KV; not who wants log probabilities of its prompt, or its vector."""
+    if request.params.embed:
+        return False
     return request.params.prompt_logprobs is None or request.prompt_logprobs_len >= request.input_len

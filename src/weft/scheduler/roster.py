@@ -23,7 +23,7 @@ from weft.core.errors import (
     QueueFullError,
     WeftError,
 )
-from weft.core.plan import Int32s, TokenLogprobs
+from weft.core.plan import Float32s, Int32s, TokenLogprobs
 from weft.core.request import Ending, FinishReason, Request, RequestState
 from weft.core.sampling import SamplingParams
 from weft.kv.prefix_cache import PrefixCache
@@ -39,12 +39,13 @@ _U64 = 2**64
 
 @dataclass(slots=True)
 class Update:
-    """What happened to one request: new tokens, log probabilities, an ending."""
+    """What happened to one request: new tokens, log probabilities, its vector, an ending."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: Float32s | None = None
     ending: Ending | None = None
 
 
@@ -311,7 +312,7 @@ class Roster:
 
     def _release(self, request: Request) -> None:
         """Gives back KV, then the row; what was computed stays in the tree, under the session's lease if it has one."""
-        keep = request.request_id not in self._worthless
+        keep = request.request_id not in self._worthless and not request.params.embed
         self._worthless.pop(request.request_id, None)
         self.cache.cache_finished(request, keep=keep)
         now = self._clock.now_s()

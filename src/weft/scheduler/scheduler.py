@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from weft.core.clock import Clock
 from weft.core.errors import InvariantError
-from weft.core.plan import StepMode, StepPlan, StepResult, TokenLogprobs
+from weft.core.plan import Float32s, StepMode, StepPlan, StepResult, TokenLogprobs
 from weft.core.request import Ending, FinishReason, Request, RequestState
 from weft.kv.prefix_cache import PrefixCache
 from weft.scheduler.adapters import AdapterTurns
@@ -132,6 +132,9 @@ class Scheduler(Roster):
                 continue
             start = request.cached_len
             request.advance(count)
+            if request.params.embed:
+                self._record_embedding(request, result.embeddings.get(index))
+                continue
             prompt_logprobs = result.prompt_logprobs.get(index)
             if prompt_logprobs is not None:
                 prompt_logprobs = prompt_logprobs[request.prompt_logprobs_len - (start + 1) :]  # some were told before
@@ -343,9 +346,7 @@ class Scheduler(Roster):
     def _record_token(
         self, request: Request, token: int, logprobs: TokenLogprobs | None, prompt_logprobs: list[TokenLogprobs] | None
     ) -> None:
-        if request.first_token_s is None:
-            request.first_token_s = self._clock.now_s()
-            self.meters.note_first_token(request)
+        self._note_prefilled(request)
         ending = request.append(token)
         self.meters.generation_tokens += 1
         update = Update(request, [token], None if logprobs is None else [logprobs], prompt_logprobs)
@@ -354,6 +355,16 @@ class Scheduler(Roster):
         else:
             self._updates.append(update)
 
+    def _record_embedding(self, request: Request, embedding: Float32s | None) -> None:
+        """The prompt was all; a replayed step has no vector to give."""
+        self._note_prefilled(request)
+        self._end(request, Ending(RequestState.COMPLETED, FinishReason.STOP), Update(request, embedding=embedding))
+
+    def _note_prefilled(self, request: Request) -> None:
+        if request.first_token_s is None:
+            request.first_token_s = self._clock.now_s()
+            self.meters.note_first_token(request)
+
     def _undo(self, request: Request, count: int, *, emits: bool) -> None:
         """A row that was not computed. A prompt that was not being cut goes back to the front of the line."""
         request.undo(count, emits=emits)
@@ -361,7 +372,9 @@ class Scheduler(Roster):
             self._worthless[request.request_id] = None  # a state that a broken-off step may have changed
         if request.state.terminal:
             self._land_leaving(request, 0)
-        elif not request.in_flight and request.extend_len > 1 and request is not self._chunked:
+        elif request.in_flight or request is self._chunked:
+            return
+        elif request.extend_len > 1 or request.params.embed:  # others decode their one token
             self._send_back(request)
 
     def _land_leaving(self, request: Request, count: int) -> None:

@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 import weft
 from weft.config.settings import Settings
 from weft.engine.client import EngineClient, ModelFacts
-from weft.server import chat, completions, generate, health, live, metrics, models, tokenize
+from weft.server import chat, completions, embeddings, generate, health, live, metrics, models, tokenize
 from weft.server import schemas as s
 from weft.server.errors import install_handlers
 from weft.server.jobs import Server
@@ -43,13 +43,13 @@ _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/detokenize": (tokenize.detokenize, s.DetokenizeRequest),
     "/abort": (health.abort, s.AbortRequest),
     "/flush_cache": (health.flush_cache, None),
-    "/v1/embeddings": (models.not_provided, None),
+    "/v1/embeddings": (embeddings.embeddings, s.EmbeddingRequest),
     "/v1/audio/speech": (models.not_provided, None),
 }
 _DELETE: dict[str, Endpoint] = {
     "/v1/sessions/{session_id:path}": live.end_session,
 }
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/generate"})
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings"})
 _REF = "#/components/schemas/{model}"
 
 

@@ -60,11 +60,12 @@ def parse_body(data: bytes, schema: type[M], max_context_tokens: int) -> M:
     except pydantic.ValidationError as error:
         raise _named(error) from None
     for name, ids in body.token_ids():
-        if len(ids) >= max_context_tokens:
+        most = max_context_tokens - schema.reserved_tokens
+        if len(ids) > most:
             raise InvalidRequestError(
-                f"{name}: it has {len(ids)} tokens, but at most {max_context_tokens - 1} are allowed"
+                f"{name}: it has {len(ids)} tokens, but at most {most} are allowed"
                 f" (context {max_context_tokens} tokens)",
-                param=name,
+                param=name.partition("[")[0],
                 code="context_length_exceeded",
             )
     return body

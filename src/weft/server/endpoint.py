@@ -21,12 +21,13 @@ Begin = Callable[[Server, Request, B], tuple[Job, Writer]]
 """Starts the job that a checked body asks for. What it raises, it raises before the job has started."""
 
 
-def generating(schema: type[B], begin: Begin[B]) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint for bodies of this schema."""
+def generating(schema: type[B], begin: Begin[B], *, embeds: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint for bodies of this schema. `embeds`: what it generates are vectors."""
 
     async def endpoint(request: Request) -> Response:
         server: Server = request.app.state.server
         try:
+            server.check_kind(embeds=embeds)
             server.check_admitting()
             body = await read_body(request, schema)
             server.check_model(body.model)

@@ -17,6 +17,8 @@ import msgspec
 from fastapi import Request
 from starlette.datastructures import State
 
+from weft.backends.base import check_kind
+from weft.backends.registry import EMBEDDING_ENGINES
 from weft.config.settings import Settings
 from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, UnavailableError, WeftError
 from weft.core.sampling import SamplingParams
@@ -106,12 +108,19 @@ class Server:
                 code="model_not_found",
             )
 
-    def check_token_ids(self, ids: list[int], param: str) -> None:
-        """Raises InvalidRequestError for ids beyond the vocabulary."""
+    def check_kind(self, *, embeds: bool) -> None:
+        """Raises InvalidRequestError for what another kind of model does, NotFoundError for what no model here does."""
+        backend = self.facts.backend
+        if embeds and backend not in EMBEDDING_ENGINES:
+            raise NotFoundError(f"embeddings: the {backend} engine does not provide them (llama_cpp does)")
+        check_kind(self.facts.features, embeds=embeds)
+
+    def check_token_ids(self, ids: list[int], param: str, where: str | None = None) -> None:
+        """Raises InvalidRequestError for ids beyond the vocabulary; `where`: the place in `param`."""
         if ids and max(ids) >= self.facts.vocab_size:
+            allowed = f"0 to {self.facts.vocab_size - 1}"
             raise InvalidRequestError(
-                f"{param}: token id {max(ids)} is not in the vocabulary (allowed: 0 to {self.facts.vocab_size - 1})",
-                param=param,
+                f"{where or param}: token id {max(ids)} is not in the vocabulary (allowed: {allowed})", param=param
             )
 
     def start(
@@ -123,21 +132,26 @@ class Server:
         *,
         n: int = 1,
         options: Options | None = None,
+        at_once: int | None = None,
     ) -> Job:
-        """Submits `n` answers to every prompt. Raises WeftError, with nothing left behind."""
+        """Submits `n` answers to every prompt. Raises WeftError, with nothing left behind.
+
+        `at_once` (with `n` 1): of more prompts than this, the others follow when those before them have ended.
+        """
         self.check_admitting()
         self.check_model(body.model)
         priority = body.priority or 0
         self._check_priority(priority)
-        self._check_count(len(prompts), n)
+        places = len(prompts) * n if at_once is None else min(len(prompts), at_once)
+        self._check_count(places, n)
         _check_seed(params.seed, n)
         params.check_vocabulary(self.facts.vocab_size)
         session = session_of(request.headers, self.settings.kv_cache, answers=len(prompts) * n)
-        self.admission.reserve(len(prompts) * n, priority, self.client.retry_after_s)
+        self.admission.reserve(places, priority, self.client.retry_after_s)
         try:
-            return Job(self, request, body, prompts, params, n, session, options or Options())
+            return Job(self, request, body, prompts, params, n, session, options or Options(), places)
         except BaseException:
-            self.admission.free(priority, len(prompts) * n)
+            self.admission.free(priority, places)
             raise
 
     def _check_priority(self, priority: int) -> None:
@@ -147,11 +161,11 @@ class Server:
                 param="priority",
             )
 
-    def _check_count(self, prompts: int, n: int) -> None:
+    def _check_count(self, answers: int, n: int) -> None:
         most = self.settings.http.max_queue_size
-        if prompts * n > max(1, most):
+        if answers > max(1, most):
             raise InvalidRequestError(
-                f"{'n' if n > 1 else 'prompt'}: {prompts * n} answers (prompts × n) never fit the queue"
+                f"{'n' if n > 1 else 'prompt'}: {answers} answers (prompts × n) never fit the queue"
                 f" (allowed: {most}, the setting http.max_queue_size)",
                 param="n" if n > 1 else "prompt",
             )
@@ -162,7 +176,8 @@ class Job:
 
     `model` is the name that it called for; `adapter` the number of that adapter, 0 for the model itself.
 
-    Making one submits it; whoever does has reserved its places. Raises WeftError, with nothing submitted.
+    Making one submits it; whoever does has reserved its `places`, each of which serves one id after another where there
+    are more ids. Raises WeftError, with nothing submitted.
     """
 
     def __init__(
@@ -175,6 +190,7 @@ class Job:
         n: int,
         session: Session | None,
         options: Options,
+        places: int,
     ) -> None:
         self.public_id: int = request.scope[REQUEST_ID]
         self.created = int(time.time())
@@ -193,6 +209,7 @@ class Job:
         self._path = request.url.path
         self._user = body.user
         self._outcome = "499"
+        self._left, self._places = len(ids), places
         self._last_token_s: dict[int, float] = {}
         requests = [
             TextRequest(
@@ -213,7 +230,8 @@ class Job:
             )
             for prompt, ids in zip(prompts, self.ids_by_prompt, strict=True)
         ]
-        self.generation = server.client.submit(*requests, on_end=self._ended)
+        at_once = places if places < len(ids) else None
+        self.generation = server.client.submit(*requests, on_end=self._ended, at_once=at_once)
         server.jobs[self.public_id] = self
 
     def index(self, delta: TextDelta) -> int:
@@ -291,7 +309,10 @@ class Job:
 
     def _ended(self, request_id: int, end: End | None) -> None:
         """One of the ids has ended, or was closed before that."""
-        self._server.admission.free(self.priority)
+        self._left -= 1
+        if self._left < self._places:
+            self._places -= 1
+            self._server.admission.free(self.priority)
         self._server.measures.ended(end, time.monotonic() - self.arrival_s)
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/models, and what a text model does not provide."""
+"""GET /v1/models, and what no engine provides yet."""
 
 from __future__ import annotations
 

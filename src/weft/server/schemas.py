@@ -8,7 +8,7 @@ stops at the first fault.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
@@ -45,12 +45,18 @@ _INPUT_IDS = _by_hand(values.input_ids, _IDS, {"type": "array", "items": _IDS}, 
 _TEMPLATE_KWARGS = _by_hand(values.template_kwargs, {"type": "object"}, {"type": "null"})
 _REQUEST_ID = _by_hand(values.request_id, {"type": "integer"}, _TEXT, {"type": "null"})
 _TOKENS = _by_hand(values.tokens, _IDS)
+_INPUTS = _by_hand(
+    values.embedding_inputs, _TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}
+)
 
 
 class Body(BaseModel):
     """Base of all bodies: immutable, strict, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    reserved_tokens: ClassVar[int] = 1
+    """Tokens of the context that a prompt has to leave."""
 
     def token_ids(self) -> list[tuple[str, list[int]]]:
         """All lists of token ids in it, with the names of their fields."""
@@ -166,6 +172,26 @@ class GenerateRequest(Request):
     def token_ids(self) -> list[tuple[str, list[int]]]:
         prompts = [] if self.input_ids is None else self.input_ids.items
         return [("input_ids", prompt.token_ids) for prompt in prompts if prompt.token_ids is not None]
+
+
+class EmbeddingRequest(Request):
+    """POST /v1/embeddings."""
+
+    reserved_tokens: ClassVar[int] = 0
+
+    input: Annotated[values.Prompts, *_INPUTS]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    stream: None = None
+
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        return [(where, prompt.token_ids) for where, prompt in self.places() if prompt.token_ids is not None]
+
+    def places(self) -> list[tuple[str, values.Prompt]]:
+        """Every input with its name in errors."""
+        if not self.input.many:
+            return [("input", self.input.items[0])]
+        return [(f"input[{i}]", prompt) for i, prompt in enumerate(self.input.items)]
 
 
 class TokenizeRequest(Body):

@@ -15,6 +15,7 @@ from weft.core.errors import InvalidRequestError
 from weft.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 MAX_PROMPTS = 256
+MAX_INPUTS = 2048  # of one request for embeddings; OpenAI's limit
 MAX_MESSAGES = 10_000
 MAX_PARTS = 20_000  # of the contents of all messages
 MAX_FREE_VALUES = 20_000  # in all tool calls of a chat, or in template variables
@@ -44,8 +45,11 @@ class Prompts:
     many: bool
 
 
-def refuse(param: str, value: object, allowed: str) -> NoReturn:
-    raise InvalidRequestError(f"{param}: {reprlib.repr(value)} is not allowed (allowed: {allowed})", param=param)
+def refuse(param: str, value: object, allowed: str, where: str | None = None) -> NoReturn:
+    """`where`: the place in `param`."""
+    raise InvalidRequestError(
+        f"{where or param}: {reprlib.repr(value)} is not allowed (allowed: {allowed})", param=param
+    )
 
 
 def prompts(value: Any) -> list[Prompt]:
@@ -55,6 +59,15 @@ def prompts(value: Any) -> list[Prompt]:
     if isinstance(value, list):
         return _id_lists(value, "prompt").items
     refuse("prompt", value, "text, token ids, or a list of either")
+
+
+def embedding_inputs(value: Any) -> Prompts:
+    """`input` of /v1/embeddings: text or token ids, one or a list."""
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
+        return _texts(value, "input", MAX_INPUTS)
+    if isinstance(value, list):
+        return _id_lists(value, "input", MAX_INPUTS)
+    refuse("input", value, "text, token ids, or a list of either")
 
 
 def texts(value: Any) -> Prompts | None:
@@ -218,40 +231,50 @@ def _check_free(value: Any, where: str, before: int, left: int = MAX_DEPTH) -> i
     return before
 
 
-def _texts(value: Any, param: str) -> Prompts:
+def _texts(value: Any, param: str, most: int = MAX_PROMPTS) -> Prompts:
     items = value if isinstance(value, list) else [value]
-    _check_count(items, param)
+    _check_count(items, param, most)
     for i, text in enumerate(items):
         where = f"{param}[{i}]" if isinstance(value, list) else param
         if not isinstance(text, str):
             refuse(param, text, f"text, as the other items ({where})")
         if not text:
-            raise InvalidRequestError(f"{where}: the prompt is empty", param=param)
+            raise _empty(where, param)
     return Prompts([Prompt(text=text) for text in items], isinstance(value, list))
 
 
-def _id_lists(value: Any, param: str) -> Prompts:
+def _id_lists(value: Any, param: str, most: int = MAX_PROMPTS) -> Prompts:
     if not isinstance(value, list):
         refuse(param, value, "a list of token ids, or of such lists")
     if not value or not isinstance(value[0], list):
         return Prompts([Prompt(token_ids=_ids(value, param))], False)
-    _check_count(value, param)
-    return Prompts([Prompt(token_ids=_ids(ids, param)) for ids in value], True)
+    _check_count(value, param, most)
+    return Prompts([Prompt(token_ids=_ids(ids, param, f"{param}[{i}]")) for i, ids in enumerate(value)], True)
 
 
-def _check_count(items: list[Any], param: str) -> None:
+def _check_count(items: list[Any], param: str, most: int) -> None:
     if not items:
-        raise InvalidRequestError(f"{param}: the prompt is empty", param=param)
-    if len(items) > MAX_PROMPTS:
-        refuse(param, f"{len(items)} prompts", f"at most {MAX_PROMPTS}")
+        raise _empty(param, param)
+    if len(items) > most:
+        refuse(param, f"{len(items)} {_noun(param)}s", f"at most {most}")
 
 
-def _ids(value: Any, param: str) -> list[int]:
+def _ids(value: Any, param: str, where: str | None = None) -> list[int]:
+    """`where`: the place of the ids in `param`, if it holds several lists."""
+    where = where or param
     if not isinstance(value, list):
-        refuse(param, value, "a list of token ids")
+        refuse(param, value, "a list of token ids", where)
     if not value:
-        raise InvalidRequestError(f"{param}: the prompt is empty", param=param)
+        raise _empty(where, param)
     for token in value:
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-            refuse(param, token, "token ids")
+            refuse(param, token, "token ids", where)
     return value
+
+
+def _empty(where: str, param: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}: the {_noun(param)} is empty", param=param)
+
+
+def _noun(param: str) -> str:
+    return "input" if param == "input" else "prompt"

@@ -16,8 +16,9 @@ import numpy as np
 from weft.backends.base import Geometry, Progress
 from weft.backends.fake.cells import FakeCells
 from weft.backends.steps import Cancellation, TokenPool
-from weft.core.errors import SettingsError
-from weft.core.plan import Int32s, SamplingRow, StepPlan, StepResult, TokenLogprobs, UInt64s
+from weft.core.errors import EngineError, SettingsError
+from weft.core.plan import Float32s, Int32s, SamplingRow, StepPlan, StepResult, TokenLogprobs, UInt64s
+from weft.core.vectors import normalised
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FAULTS = ("raise_on_token", "nan_on_token", "exit_on_token", "hang_on_token")
@@ -51,6 +52,16 @@ def next_token(history: UInt64s, vocab: int, *, seed: int = 0, index: int = 0, b
         state = mix(state)
 
 
+def embedding(history: UInt64s, dimensions: int) -> Float32s:
+    """The vector, float32 [dimensions] of length 1, of a prompt with stored values `history` (uint64 [n])."""
+    total = np.add.reduce(history, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        values = mix(total + np.arange(1, dimensions + 1, dtype=np.uint64))
+    vector = normalised((values / np.float64(2**63) - 1.0).astype(np.float32))
+    assert not isinstance(vector, EngineError)
+    return vector
+
+
 class FakeBackend:
     """See the module's docstring.
 
@@ -61,13 +72,14 @@ class FakeBackend:
         tokens_per_s: new tokens computed a second; None: no waiting.
         faults: any of `FAULTS` -> token id: a row that computes this token fails the step, fails alone, kills the
             process, or hangs the step.
+        embeddings: dimensions of the vectors that it makes, instead of tokens; None: tokens.
         num_sequences: stores KV under so many sequence ids, as llama.cpp does; None: in slots.
         shares_prefixes: with sequences; False: a sequence has one state, as with recurrent layers.
         sleep: how to let time pass; a virtual clock's `advance` in tests. None: really, until the step is cancelled.
     """
 
     name = "fake"
-    features = frozenset({"logprobs", "prompt_logprobs", "lora"})
+    features: frozenset[str] = frozenset({"logprobs", "prompt_logprobs", "lora"})
 
     def __init__(
         self,
@@ -77,21 +89,25 @@ class FakeBackend:
         eos_token_ids: tuple[int, ...] = (),
         tokens_per_s: float | None = None,
         faults: Mapping[str, Any] | None = None,
+        embeddings: int | None = None,
         num_sequences: int | None = None,
         shares_prefixes: bool = True,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._vocab = vocab_size
         self._geometry = Geometry(
-            1,
-            8,
-            max_context_tokens,
-            vocab_size,
-            eos_token_ids,
-            "fake model",
+            num_layers=1,
+            kv_bytes_per_token=8 if embeddings is None else 0,
+            max_context_tokens=max_context_tokens,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            description="fake model" if embeddings is None else f"fake embedding model, {embeddings} dimensions",
             num_sequences=num_sequences,
             shares_prefixes=shares_prefixes,
+            dimensions=embeddings,
         )
+        if embeddings is not None:
+            self.features = frozenset({"embeddings"})
         self.cells: FakeCells | None = None
         self._tokens_per_s = tokens_per_s
         self._faults = dict(faults or {})
@@ -138,6 +154,9 @@ class FakeBackend:
                 result.logprobs[sampling.row] = self._logprob(int(tokens[sampling.row]), sampling.params.logprobs)
         for row, wanted in plan.prompt_logprobs.items():
             result.prompt_logprobs[row] = [self._logprob(int(t), wanted.top_k) for t in wanted.targets]
+        for row in plan.embeds:
+            if row not in errors:
+                result.embeddings[row] = embedding(self._history(plan, row), self._geometry.dimensions or 1)
         self._pool.store(plan, tokens)
         return result
 

@@ -27,6 +27,7 @@ from weft.backends.llama_cpp.vocabulary import Failures
 from weft.backends.steps import StepCancelled
 from weft.core.errors import EngineError, InvalidRequestError, ModelLoadError, SettingsError
 from weft.core.plan import Float32s, Int32s
+from weft.core.vectors import normalised
 
 Pooling = Literal["mean", "cls", "last"]
 
@@ -56,16 +57,16 @@ class EmbeddingFacts:
         max_input_tokens: longest text.
         pooling: how the tokens' vectors become one: "mean", that of the first token ("cls") or of the last one.
         vocab_size: token ids are 0 to vocab_size - 1.
+        num_layers: of the model.
         description: one line for people, such as "bert 33M F16, 12 layers, pooling: cls".
-        normalised: whether vectors have the length 1 (L2).
     """
 
     dimensions: int
     max_input_tokens: int
     pooling: Pooling
     vocab_size: int
+    num_layers: int
     description: str
-    normalised: bool = True
 
 
 def is_embedding_model(metadata: Mapping[str, Any]) -> bool:
@@ -74,20 +75,6 @@ def is_embedding_model(metadata: Mapping[str, Any]) -> bool:
     Rerankers (pooling RANK) are among them; `LlamaCppEmbedder.load` refuses them. Does not need llama-cpp-python.
     """
     return metadata.get("general.architecture") in ENCODERS or _named_pooling(metadata) != _NONE
-
-
-def truncated(vector: Float32s, dimensions: int) -> Float32s:
-    """The first `dimensions` values of a vector float32 [d], brought to length 1 again (Matryoshka embeddings).
-
-    Errors: `InvalidRequestError` if `dimensions` is not 1 to d; `EngineError` if these values are all zero.
-    """
-    if not 1 <= dimensions <= len(vector):
-        message = f"dimensions: {dimensions}: this model's embeddings have 1 to {len(vector)}"
-        raise InvalidRequestError(message, param="dimensions")
-    result = _normalised(vector[:dimensions])
-    if isinstance(result, EngineError):
-        raise result
-    return result
 
 
 class LlamaCppEmbedder:
@@ -108,13 +95,14 @@ class LlamaCppEmbedder:
         *,
         max_input_tokens: int | None = None,
         pooling: Pooling | None = None,
+        flash_attention: bool | None = None,
     ) -> None:
         """`path` is a GGUF file, or any one of several.
 
         `threads`: None: one for a small model, else those that this process may use. `gpu_layers`: None: llama.cpp's
         own choice. `max_sequences`: most texts of one batch, 1 to 256. `max_input_tokens`: longest text; None:
         `MAX_INPUT_TOKENS`, or less where the output buffer would exceed `OUTPUT_BYTES`; never more than the model's
-        context. `pooling`: None: the file's. Errors: `SettingsError`.
+        context. `pooling`: None: the file's. `flash_attention`: None: llama.cpp's own choice. Errors: `SettingsError`.
         """
         if not 1 <= max_sequences <= MAX_SEQUENCES:
             raise SettingsError(f"max_sequences: {max_sequences}: must be 1 to {MAX_SEQUENCES}")
@@ -128,6 +116,7 @@ class LlamaCppEmbedder:
         self._max_sequences = max_sequences
         self._asked_input = max_input_tokens
         self._asked_pooling = pooling
+        self._flash_attention = flash_attention
         self._library = load_library()
         self._model: Any = None
         self._context: Any = None
@@ -185,17 +174,22 @@ class LlamaCppEmbedder:
         splits = causal and pooling == "last"
         limit = self._input_limit(vocab_size, splits=splits)
         params = library.llama_context_default_params()
-        # Not one token more than n_ubatch may come in one piece, nor n_seq_max exceed n_batch: llama.cpp would abort.
+        # llama.cpp would abort if a text had more tokens than n_ubatch, if n_seq_max exceeded n_batch, or, where it
+        # pools the mean, if n_ubatch were no multiple of n_seq_max.
         size = self._batch_tokens if splits else max(self._batch_tokens, limit)
+        sequences = min(self._max_sequences, size)
+        size = -(-size // sequences) * sequences
         params.n_batch = params.n_ubatch = size
         params.n_ctx = max(size, limit)
-        params.n_seq_max = min(self._max_sequences, size)
+        params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = self._thread_count()
         params.embeddings = True
         params.pooling_type = _POOLINGS[pooling]
         params.kv_unified = True
         params.swa_full = True
         params.no_perf = True
+        if self._flash_attention is not None:
+            params.flash_attn_type = int(self._flash_attention)
         with Failures() as failures:
             context = library.llama_init_from_model(self._model, params)
         if not context:
@@ -224,12 +218,14 @@ class LlamaCppEmbedder:
         text = ctypes.create_string_buffer(128)
         library.llama_model_desc(model, text, 128)
         described = text.value.decode("utf-8", "replace")
+        layers = library.llama_model_n_layer(model)
         return EmbeddingFacts(
             dimensions=library.llama_model_n_embd_out(model),
             max_input_tokens=limit,
             pooling=pooling,
             vocab_size=vocab_size,
-            description=f"{described}, {library.llama_model_n_layer(model)} layers, pooling: {pooling}",
+            num_layers=layers,
+            description=f"{described}, {layers} layers, pooling: {pooling}",
         )
 
     def _thread_count(self) -> int:
@@ -304,7 +300,7 @@ class LlamaCppEmbedder:
         """
         raw = self._compute(texts)
         good = np.isfinite(raw).all(axis=1)
-        vectors = [_normalised(vector) for vector in raw]
+        vectors = [normalised(vector) for vector in raw]
         if good.all():
             return vectors
         self._tainted = True
@@ -344,17 +340,6 @@ class LlamaCppEmbedder:
                 raise RuntimeError(f"llama.cpp has no embedding of sequence {index}")
             ctypes.memmove(vector.ctypes.data, pointer, vector.nbytes)
         return vectors
-
-
-def _normalised(vector: Float32s) -> Float32s | EngineError:
-    """The vector at length 1, computed in float64, where no square overflows; an error where it has no direction."""
-    wide = vector.astype(np.float64)
-    length = float(np.sqrt(wide @ wide))
-    if not np.isfinite(length):
-        return EngineError("the model's embedding of this input has values that are not finite numbers")
-    if not length:
-        return EngineError("the model's embedding of this input is zero")
-    return (wide / length).astype(np.float32)
 
 
 def _named_pooling(metadata: Mapping[str, Any]) -> int:

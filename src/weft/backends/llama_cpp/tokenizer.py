@@ -83,8 +83,14 @@ class GgufTokenizer(BaseTokenizer):
             ids: list[int] = []
             for special_id, start, end in parts:
                 ids += self._vocabulary.tokenize(text[start:end]) if special_id is None else (special_id,)
-            batch.append(with_affixes(ids, self._prefix, self._suffix) if add_special_tokens else ids)
+            batch.append(self._with_affixes(ids) if add_special_tokens else ids)
         return batch
+
+    def _with_affixes(self, ids: list[int]) -> list[int]:
+        """BERT's [CLS] and [SEP] also go around a text that has them, as where these models come from."""
+        if self._vocabulary.is_wordpiece:
+            return [*self._prefix, *ids, *self._suffix]
+        return with_affixes(ids, self._prefix, self._suffix)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self._table.decode(ids, skip_special_tokens=skip_special_tokens)

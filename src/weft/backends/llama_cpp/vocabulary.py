@@ -59,14 +59,17 @@ class Vocabulary:
             weakref.finalize(self, lib.llama_model_free, model).atexit = False
         self._vocab = lib.llama_model_get_vocab(model)
         self._kind = lib.llama_vocab_type(self._vocab)
-        if self._kind in (lib.LLAMA_VOCAB_TYPE_NONE, lib.LLAMA_VOCAB_TYPE_WPM):
-            raise ModelLoadError(f"{path}: its vocabulary is not that of a model that writes text")
+        if self._kind == lib.LLAMA_VOCAB_TYPE_NONE:
+            raise ModelLoadError(f"{path}: its vocabulary is not that of a model that reads text")
+        self.is_wordpiece = bool(self._kind == lib.LLAMA_VOCAB_TYPE_WPM)
         kinds = {metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")}
         self._is_cut = self._is_bpe and not kinds & _LINES
         self.size: int = lib.llama_vocab_n_tokens(self._vocab)
         self.attributes: list[int] = [lib.llama_vocab_get_attr(self._vocab, i) for i in range(self.size)]
         self.bos_id = self._main_id("bos", lib.llama_vocab_bos(self._vocab))
         self.eos_id = self._main_id("eos", lib.llama_vocab_eos(self._vocab))
+        if self.is_wordpiece:
+            self._check_wordpiece()
         self.ending_ids = self._ending_ids()
 
     def _load(self) -> Any:
@@ -103,10 +106,12 @@ class Vocabulary:
         return text.decode("utf-8", "replace")
 
     def affixes(self) -> tuple[list[int], list[int]]:
-        """The ids to put before and after a text."""
-        add_bos = self._library.llama_vocab_get_add_bos(self._vocab)
+        """The ids to put before and after a text; WordPiece (BERT) always has both."""
+        add_bos = self.is_wordpiece or self._library.llama_vocab_get_add_bos(self._vocab)
         add_eos = self._library.llama_vocab_get_add_eos(self._vocab)
         prefix = [self.bos_id] if add_bos and self.bos_id is not None else []
+        if self.is_wordpiece:
+            return prefix, [self._library.llama_vocab_sep(self._vocab)]
         suffix = [self.eos_id] if add_eos and self.eos_id is not None else []
         return prefix, suffix
 
@@ -118,7 +123,7 @@ class Vocabulary:
         if by_bytes and len({piece for piece in pieces if piece and len(piece) == 1}) < 256:
             raise ModelLoadError(f"{self._path}: its vocabulary lacks tokens of single bytes, which any text may need")
         byte_tokens = any(bits & lib.LLAMA_TOKEN_ATTR_BYTE for bits in self.attributes)
-        is_spm = self._kind == lib.LLAMA_VOCAB_TYPE_SPM
+        is_spm = self._kind in (lib.LLAMA_VOCAB_TYPE_SPM, lib.LLAMA_VOCAB_TYPE_WPM)
         space_added = bool(self._metadata.get("tokenizer.ggml.add_space_prefix", is_spm))
         return TokenTable.from_pieces(pieces, special_ids, byte_tokens=byte_tokens, strip_left=int(space_added))
 
@@ -142,6 +147,14 @@ class Vocabulary:
         """BOS or EOS. llama.cpp's default for byte-level BPE is any word: there only what the file says counts."""
         made_up = self._is_bpe and self._metadata.get(f"tokenizer.ggml.{name}_token_id") != claimed
         return None if made_up or not 0 <= claimed < self.size else claimed
+
+    def _check_wordpiece(self) -> None:
+        """llama.cpp aborts without the first two, and gives an id that does not exist without the third."""
+        unknown = self._metadata.get("tokenizer.ggml.unknown_token_id", 100)
+        ids = {"[CLS]": self.bos_id, "[SEP]": self._library.llama_vocab_sep(self._vocab), "[UNK]": unknown}
+        for name, token_id in ids.items():
+            if token_id is None or not 0 <= token_id < self.size:
+                raise ModelLoadError(f"{self._path}: broken vocabulary: it names no token for {name}")
 
     def _ending_ids(self) -> tuple[int, ...]:
         lib = self._library
