@@ -312,12 +312,16 @@ def until_idle(worker: Worker) -> dict[str, Any]:
         assert time.monotonic() < end_s, f"still busy: {stats}"
 
 
-def assert_clean(stats: dict[str, Any]) -> None:
-    """Gauges at zero, and no token of KV lost."""
+def assert_clean(worker: Worker) -> None:
+    """Once it is idle: gauges at zero, and no token of KV and no sequence id lost."""
+    stats = until_idle(worker)
     kv = stats["kv"]
     assert kv["active"] == 0 and kv["free"] + kv["cached"] == kv["capacity"], stats
-    assert stats["sequence_ids"]["used"] == 0, stats
     assert stats["batch"]["rows"] == 0, stats
+    worker.http.post("/flush_cache").raise_for_status()
+    stats = worker.stats()
+    assert stats["kv"]["free"] == kv["capacity"] and not stats["kv"]["host"], stats
+    assert stats["sequence_ids"]["used"] == 0, stats
 
 
 def assert_books_agree(worker: Worker, book: Book, before: dict[str, int]) -> None:

@@ -19,12 +19,16 @@ from tests.launch.chaos import (
     cpu_s,
     processes,
     resident_bytes,
-    until_idle,
 )
 from tests.launch.worker import END_LIMIT_S, Worker, wait_gone
+from weft.backends.registry import BUNDLED_MODEL
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks processes up in /proc")
 
+GGUF = str(BUNDLED_MODEL / "model-q8_0.gguf")
+NEEDS_LLAMA_CPP = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
+)
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the torch engine")
 
 ROUNDS = 4
@@ -41,7 +45,7 @@ def crowd_comes(worker: Worker, count: int, seed: int, **shape: int) -> Crowd:
     before = worker.stats()["requests"]["finished"]
     crowd = Crowd(worker, seed, **shape)
     asyncio.run(crowd.run(count))
-    assert_clean(until_idle(worker))
+    assert_clean(worker)
     assert_books_agree(worker, crowd.book, before)
     return crowd
 
@@ -80,6 +84,32 @@ def test_a_crowd_on_the_demo_model() -> None:
     with Worker(backend="torch") as worker:
         crowd = crowd_comes(worker, 60, 7, max_tokens=12)
         assert crowd.book.seen["completed"] > 20
+
+
+@NEEDS_LLAMA_CPP
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_crowds_on_llama_cpp(overlap: str) -> None:
+    with Worker(GGUF, "--set", f"scheduler.overlap={overlap}", backend="llama_cpp") as worker:
+        for seed in (21, 22):
+            crowd = crowd_comes(worker, 150, seed, max_tokens=12)
+            assert crowd.book.seen["completed"] > 50
+        metrics = worker.http.get("/metrics").text
+        assert "weft_invariant_breaches_total 0.0" in metrics
+
+
+@NEEDS_LLAMA_CPP
+@pytest.mark.parametrize("host_memory_mb", [0, 64])
+def test_a_tiny_pool_on_llama_cpp(host_memory_mb: int) -> None:
+    """Evicted, demoted or retracted: nobody fails."""
+    tiny = (f"kv_cache.host_memory_mb={host_memory_mb}", "kv_cache.max_items=400", "http.max_queue_size=400")
+    settings = [word for setting in tiny for word in ("--set", setting)]
+    with Worker(GGUF, *settings, backend="llama_cpp") as worker:
+        crowd = crowd_comes(worker, 120, 23, max_tokens=150)
+        assert crowd.book.seen["completed"] > 40
+        metrics = worker.http.get("/metrics").text
+        assert metric(metrics, "weft_retractions_total") > 0
+        moved = [metric(metrics, f"weft_kv_{what}_tokens_total") for what in ("demoted", "restored")]
+        assert all(moved) if host_memory_mb else not any(moved)
 
 
 def test_overlapped_steps() -> None:
@@ -128,14 +158,18 @@ def test_everything_stands_still_for_a_while_and_goes_on() -> None:
             await running
 
         asyncio.run(stop_and_go())
-        assert_clean(until_idle(worker))
+        assert_clean(worker)
         assert_books_agree(worker, crowd.book, before)
 
 
-@pytest.mark.parametrize("role", ["engine", "text"])
-def test_a_process_is_killed_in_the_crowd(role: str) -> None:
+@pytest.mark.parametrize(
+    ("role", "backend"),
+    [("engine", "fake"), ("text", "fake"), pytest.param("engine", "llama_cpp", marks=NEEDS_LLAMA_CPP)],
+)
+def test_a_process_is_killed_in_the_crowd(role: str, backend: str) -> None:
     """Nobody hangs: who stays sees a whole answer or an error. And the worker serves the next crowd."""
-    with Worker("--set", "backend.fake.tokens_per_s=2000", "--restart") as worker:
+    arguments = (GGUF,) if backend == "llama_cpp" else ("--set", "backend.fake.tokens_per_s=2000")
+    with Worker(*arguments, "--restart", backend=backend) as worker:
         crowd = Crowd(worker, 12, max_tokens=200)
 
         async def kill_amid() -> None:
@@ -152,7 +186,7 @@ def test_a_process_is_killed_in_the_crowd(role: str) -> None:
         end_s = time.monotonic() + END_LIMIT_S
         while worker.http.get("/health").status_code != 200:
             assert time.monotonic() < end_s
-        assert_clean(until_idle(worker))
+        assert_clean(worker)
         crowd_comes(worker, 40, 13)
 
 

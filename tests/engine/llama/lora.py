@@ -53,10 +53,11 @@ def write_adapter(path: Path, pairs: Mapping[str, Pair], *, kind: str = "adapter
     return path
 
 
-def write_model(path: Path, pairs: Mapping[str, Pair] | None = None) -> Path:
-    """The bundled model in float32, with an adapter merged into its weights if one is given."""
+def write_model(path: Path, pairs: Mapping[str, Pair] | None = None, *, split_max_tensors: int = 0) -> Path:
+    """The bundled model in float32, with an adapter merged into its weights if one is given; in one file, or in
+    several of so many tensors."""
     config = json.loads((BUNDLED_MODEL / "config.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(path, "qwen3")
+    writer = gguf.GGUFWriter(path, "qwen3", split_max_tensors=split_max_tensors)
     add_metadata(writer, config, LlamaFileType.ALL_F32)
     add_tokenizer(writer, BUNDLED_MODEL, config)
     for name, weight in weights().items():
