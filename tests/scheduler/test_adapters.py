@@ -187,3 +187,11 @@ def test_an_adapter_that_does_not_exist_is_a_mistake_of_ours() -> None:
     walk = new_walk(adapters=1)
     with pytest.raises(InvariantError, match="adapter 2 of 1"):
         add(walk, np.array([1, 2]), adapter=2)
+
+
+def test_nobody_fails_because_each_adapter_leaves_the_whole_cache_to_the_others() -> None:
+    """An order that changes with each look puts somebody else first whenever an adapter's turn is tried."""
+    walk = new_walk(capacity=64, max_context=64, adapters=2, policy="random", ratio=1.0)
+    requests = [add(walk, tokens(40, start=1 + k), adapter=k % 3, new=20) for k in range(30)]
+    walk.drain()
+    assert all(request.state is RequestState.COMPLETED for request in requests)

@@ -115,8 +115,12 @@ class PrefillAdder:
         return verdict
 
     def keep_room(self, request: Request) -> None:
-        """Who comes later in line must leave room for this PENDING request, which cannot be in this step."""
-        self._reserved += self._growth(request)
+        """Who comes later in line must leave room for this PENDING request, which cannot be in this step.
+
+        Not while nobody holds KV: then whoever has the turn goes first, or, in an order that changes, nobody would.
+        """
+        if not self._alone:
+            self._reserved += self._growth(request)
 
     def _judge(self, request: Request) -> Verdict:
         needed = self._growth(request)

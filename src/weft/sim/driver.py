@@ -122,6 +122,8 @@ class Driver:
             digest(plan.adapter.to_bytes(2))
             for array in (plan.request_ids, plan.extend_lens, plan.seq_lens, plan.slots, plan.emits):
                 digest(array.tobytes())
+            if plan.sequences is not None:
+                digest(plan.sequences.tobytes() + repr(plan.kv_ops).encode())
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:

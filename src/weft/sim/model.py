@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from weft.backends.fake.cells import FakeCells
 from weft.backends.steps import TokenPool
 from weft.core.plan import Int32s, Int64s, StepPlan, StepResult, UInt64s
 
@@ -63,10 +64,11 @@ def total_of(tokens: Int32s, adapter: int = 0) -> np.uint64:
 
 
 class HashModel:
-    """Computes plans over a pool of `num_slots`."""
+    """Computes plans over a pool of `num_slots`, or over the fake engine's cells where there are sequences."""
 
-    def __init__(self, vocab: int, num_slots: int) -> None:
+    def __init__(self, vocab: int, num_slots: int, num_sequences: int | None = None, *, shares: bool = True) -> None:
         self._vocab = vocab
+        self.cells = FakeCells(num_slots, num_sequences, whole=not shares) if num_sequences is not None else None
         self._kv = np.zeros(num_slots + 1, dtype=np.uint64)  # the last one stays zero: what is beyond a row's end
         self._nothing = num_slots
         self._pool = TokenPool()
@@ -74,21 +76,42 @@ class HashModel:
     def forward(self, plan: StepPlan) -> StepResult:
         """Tokens of one step; steps come in the order of their plans."""
         self._pool.resolve(plan)
-        self._kv[plan.slots] = kv_values(plan.token_ids, plan.positions, plan.adapter)
-        tokens = np.full(plan.num_rows, -1, dtype=np.int32)
-        if plan.sampling:
-            rows = np.array([s.row for s in plan.sampling])
-            tokens[rows] = self._sample(plan, rows)
-        self._pool.store(plan, tokens)
-        return StepResult(tokens)
+        values = kv_values(plan.token_ids, plan.positions, plan.adapter)
+        result = StepResult(np.full(plan.num_rows, -1, dtype=np.int32))
+        if self.cells is not None:
+            self.cells.do(plan.kv_ops)
+            result.errors.update(dict.fromkeys(self.cells.store(plan, values), "the step before was not computed"))
+        else:
+            self._kv[plan.slots] = values
+        rows = np.array([s.row for s in plan.sampling if s.row not in result.errors], dtype=np.int64)
+        if len(rows):
+            result.tokens[rows] = self._sample(plan, rows)
+        self._pool.store(plan, result.tokens)
+        return result
+
+    def skip(self, plan: StepPlan) -> None:
+        """A step is not computed; what it says about sequences is done."""
+        if self.cells is not None:
+            self.cells.skip(plan)
 
     def _sample(self, plan: StepPlan, rows: Int64s) -> Int64s:
+        totals = self._totals(plan, rows)
+        taken = set(rows.tolist())
+        sampling = [s for s in plan.sampling if s.row in taken]
+        seeds = np.array([0 if s.params.temperature == 0.0 else s.seed for s in sampling], dtype=np.uint64)
+        indices = np.array([0 if s.params.temperature == 0.0 else s.output_index for s in sampling])
+        banned = {i: s.banned for i, s in enumerate(sampling) if s.banned}
+        return choose(totals, seeds, indices, self._vocab, banned)
+
+    def _totals(self, plan: StepPlan, rows: Int64s) -> UInt64s:
+        """uint64 [rows], sum of all that each of them has stored."""
+        if self.cells is not None:
+            assert plan.sequences is not None
+            owners = zip(plan.sequences[rows].tolist(), plan.seq_lens[rows].tolist(), strict=True)
+            return np.array([np.add.reduce(self.cells.values(*owner), dtype=np.uint64) for owner in owners])
         table, lens = plan.page_table, plan.seq_lens
         if len(rows) < plan.num_rows:
             table, lens = table[rows], lens[rows]
         within = np.arange(table.shape[1], dtype=np.int32)[None, :] < lens[:, None]
-        totals = np.add.reduce(self._kv[np.where(within, table, self._nothing)], axis=1, dtype=np.uint64)
-        seeds = np.array([0 if s.params.temperature == 0.0 else s.seed for s in plan.sampling], dtype=np.uint64)
-        indices = np.array([0 if s.params.temperature == 0.0 else s.output_index for s in plan.sampling])
-        banned = {i: s.banned for i, s in enumerate(plan.sampling) if s.banned}
-        return choose(totals, seeds, indices, self._vocab, banned)
+        totals: UInt64s = np.add.reduce(self._kv[np.where(within, table, self._nothing)], axis=1, dtype=np.uint64)
+        return totals

@@ -107,7 +107,7 @@ class Simulation:
             adapters=header.model.adapters,
         )
         self.clients = Clients(author, header, self.driver, self.witness, self.measure, self._at)
-        self._model = HashModel(vocab, header.cache.capacity)
+        self._model = HashModel(vocab, header.cache.capacity, header.cache.num_sequences, shares=header.cache.shares)
         self._rng = Random(f"steps {run.seed}")
         self._flights: list[_Flight] = []
         self._device_free_s = 0.0
@@ -200,8 +200,10 @@ class Simulation:
         del self._flights[0]
         plan = flight.plan
         if flight.fate == "cancelled":
+            self._model.skip(plan)
             self.driver.cancelled(plan)
         elif flight.fate == "crash":
+            self._model.skip(plan)
             self.witness.broken.update(dict.fromkeys(plan.request_ids.tolist()))
             self.driver.fail(plan, "the simulated engine failed in this step")
         else:
@@ -266,6 +268,10 @@ class Simulation:
         self.driver.clock.time_s += 1e9  # past every lease
         self.driver.expire()
         self.driver.flush()
+        if self._model.cells is not None:
+            self._model.cells.do(cache.take_ops())
+            if self._model.cells.used or self._model.cells.pieces:
+                raise Breach(f"{self._model.cells.used} cells and {len(self._model.cells.pieces)} pieces are lost")
         if cache.pages.free_slots != cache.capacity or cache.sessions(self.driver.now_s):
             raise Breach(f"KV is still kept after every session has ended: {cache.counts()}")
 

@@ -126,6 +126,7 @@ def varied(system: System, seed: int) -> System:
         eviction_policy=rng.choice(["lru", "lfu", "fifo"]),
         eviction_threshold=rng.choice([0.5, 0.8, 1.0]),
     )
+    cache = _with_sequences(cache, seed)
     model = msgspec.structs.replace(
         system.header.model,
         max_context_tokens=context,
@@ -141,6 +142,22 @@ def varied(system: System, seed: int) -> System:
         model=model,
     )
     return System(header, rng.choice([0.5, 1.0]))
+
+
+def _with_sequences(cache: CacheShape, seed: int) -> CacheShape:
+    """Half of the systems with pages of one token store KV under sequence ids; some of those with a second tier, some with whole states."""
+    rng = Random(f"sequences {seed}")  # its own draw: the seeds stay what they were
+    if cache.page_size != 1 or rng.random() < 0.5:
+        return cache
+    kind = rng.choice(["plain", "tier", "tier", "whole"])
+    return msgspec.structs.replace(
+        cache,
+        num_sequences=rng.randint(1, cache.max_rows + 8),
+        shares=kind != "whole",
+        host_tokens=rng.randint(1, 2 * cache.capacity) if kind == "tier" else 0,
+        resident_tokens=rng.randint(0, cache.capacity),
+        piece_tokens=rng.choice([8, 64, 256]),
+    )
 
 
 def varied_workload(workload: Workload, seed: int) -> Workload:
