@@ -6,8 +6,9 @@
 the same flags as the library. Model: random weights in Qwen3-0.6B's shape (benchmarks/shapes.py).
 
 Decode: N streams at once, 32 random tokens in, greedy, nothing shared; tokens per second of the 64 tokens after the
-first, from the difference between asking for 65 and for 1. llama-batched-bench (unified KV) does the same without HTTP,
-sampling or text. Shared prefix: 16 clients with 1,024 common tokens and 16 of their own, 8 tokens out, then three more
+first, from the difference between asking for 65 and for 1. Prompts do not wait for streams here, as in llama-server
+(`scheduler.max_decode_stall_ms` null), so that all streams run together. llama-batched-bench (unified KV) does the same
+without HTTP, sampling or text. Shared prefix: 16 clients with 1,024 common tokens and 16 of their own, 8 tokens out, then three more
 turns of 16 tokens in and 8 out. Rounds alternate between the servers; medians. Every answer must have all its tokens,
 and the servers' greedy answers to one prompt are compared.
 """
@@ -22,6 +23,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -46,7 +48,11 @@ def random_ids(rng: np.random.Generator, *shape: int) -> list:
 
 class Weft:
     def __init__(self, model: Path) -> None:
-        settings = (f"http.max_concurrent_requests={SLOTS}", f"kv_cache.max_items={CONTEXT_TOKENS}")
+        settings = (
+            f"http.max_concurrent_requests={SLOTS}",
+            f"kv_cache.max_items={CONTEXT_TOKENS}",
+            "scheduler.max_decode_stall_ms=null",
+        )
         arguments = [word for setting in settings for word in ("--set", setting)]
         self._worker = Worker(str(model), "--set", "http.request_timeout_s=600", *arguments, backend="llama_cpp")
         self._worker.__enter__()
@@ -72,6 +78,7 @@ class LlamaServer:
             port = probe.getsockname()[1]
         command = [str(binaries / "llama-server"), "-m", str(model), "--port", str(port), "-np", str(SLOTS), "-kvu"]
         command += ["-c", str(CONTEXT_TOKENS), "-t", str(os.cpu_count()), "-tb", str(os.cpu_count()), "-cb"]
+        command += ["--slot-save-path", tempfile.gettempdir()]  # without it, slots cannot be erased
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.url = f"http://127.0.0.1:{port}"
         end_s = time.monotonic() + 120
@@ -86,7 +93,7 @@ class LlamaServer:
 
     def flush(self) -> None:
         for slot in range(SLOTS):
-            httpx.post(f"{self.url}/slots/{slot}?action=erase")
+            httpx.post(f"{self.url}/slots/{slot}?action=erase").raise_for_status()
 
     async def complete(self, http: httpx.AsyncClient, ids: list[int], tokens: int) -> list[int]:
         body = {"prompt": ids, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": True}
@@ -127,19 +134,20 @@ def decode(servers: dict[str, Server], model: Path, binaries: Path, rounds: int)
     print("| streams | " + " | ".join(servers) + " | batched-bench | Weft / server | Weft / batched-bench |")
     print("|---" * (len(servers) + 4) + "|")
     rates: dict[tuple[str, int], list[float]] = {}
-    for number in range(rounds + 1):
+    for server in servers.values():  # warms up
+        asyncio.run(all_at_once(server, random_ids(np.random.default_rng(7), 8, PROMPT_TOKENS), 8))
+    for number in range(rounds):
         for streams in STREAMS:
-            prompts = random_ids(np.random.default_rng(1000 * number + streams), streams, PROMPT_TOKENS)
+            rng = np.random.default_rng(1000 * number + streams)
+            few, many = (random_ids(rng, streams, PROMPT_TOKENS) for _ in range(2))  # nothing of one is cached for two
             for name, server in servers.items():
                 seconds = 0.0
-                for tokens, sign in ((1, -1), (OUTPUT_TOKENS + 1, 1)):
+                for prompts, tokens, sign in ((few, 1, -1), (many, OUTPUT_TOKENS + 1, 1)):
                     server.flush()
                     seconds += sign * asyncio.run(all_at_once(server, prompts, tokens))[0]
-                if number:  # the first round warms up
-                    rates.setdefault((name, streams), []).append(streams * OUTPUT_TOKENS / seconds)
-        if number:
-            for streams, rate in batched_bench(model, binaries).items():
-                rates.setdefault(("bench", streams), []).append(rate)
+                rates.setdefault((name, streams), []).append(streams * OUTPUT_TOKENS / seconds)
+        for streams, rate in batched_bench(model, binaries).items():
+            rates.setdefault(("bench", streams), []).append(rate)
     for streams in STREAMS:
         weft, peer, bench = (statistics.median(rates[name, streams]) for name in (*servers, "bench"))
         ratios = f"{weft / peer:.2f} | {weft / bench:.2f}"
@@ -154,8 +162,8 @@ def shared(servers: dict[str, Server], rounds: int) -> None:
         for name, server in servers.items():
             rng = np.random.default_rng(number)
             common = random_ids(rng, SHARED_TOKENS)
-            chats = [common + own for own in random_ids(rng, CLIENTS, OWN_TOKENS)]
             server.flush()
+            chats = [common + own for own in random_ids(rng, CLIENTS, OWN_TOKENS)]
             for turn in range(TURNS):
                 seconds, answers = asyncio.run(all_at_once(server, chats, TURN_TOKENS))
                 times.setdefault((name, turn), []).append(seconds)

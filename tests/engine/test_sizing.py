@@ -116,7 +116,7 @@ def host_tokens(*sets: str, geometry: Geometry = TIERED) -> int:
 
 
 def test_the_second_tier() -> None:
-    assert host_tokens() == 0
+    assert host_tokens("kv_cache.host_memory_mb=0") == 0
     assert host_tokens("kv_cache.host_memory_mb=64") == 64 * 1024
     with pytest.raises(SettingsError, match="host_memory_mb 64: with kv_cache.retain 'none'"):
         host_tokens("kv_cache.host_memory_mb=64", "kv_cache.retain=none")
@@ -128,8 +128,16 @@ def test_the_second_tier() -> None:
             host_tokens("kv_cache.host_memory_mb=64", geometry=geometry)
 
 
+def test_the_second_tier_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "available_bytes", lambda: 400 * 2**20)
+    assert host_tokens() == 100 * 1024
+    assert host_tokens("kv_cache.retain=none") == 0
+    for geometry in (GEOMETRY, replace(TIERED, shares_prefixes=False)):
+        assert host_tokens(geometry=geometry) == 0
+
+
 def test_cold_tokens_that_stay() -> None:
-    assert sizing.resolve_resident_tokens(fake_settings()) == 2048
+    assert sizing.resolve_resident_tokens(fake_settings()) == 1024
     assert sizing.resolve_resident_tokens(fake_settings("kv_cache.resident_tokens=0")) == 0
 
 

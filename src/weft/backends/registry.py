@@ -88,21 +88,24 @@ def _create_fake(settings: Settings) -> Backend:
 
 def _create_llama_cpp(settings: Settings) -> Backend:
     from weft.backends.llama_cpp.backend import RUNNING_SET, LlamaCppBackend, LlamaCppOptions
+    from weft.backends.llama_cpp.library import MAX_SEQUENCES
 
     llama, http, kv = settings.backend.llama_cpp, settings.http, settings.kv_cache
     if kv.page_size != 1:
         raise SettingsError(f"kv_cache.page_size {kv.page_size}: the llama_cpp engine has pages of one token")
     running = http.max_concurrent_requests if http.max_concurrent_requests != "auto" else RUNNING_SET
     rows = settings.scheduler.max_batch_size
+    sequences = min(255, max(32, 4 * running)) if llama.n_seq_max == "auto" else llama.n_seq_max
+    host = sequences < MAX_SEQUENCES and kv.retain == "prefix" if kv.host_memory_mb == "auto" else kv.host_memory_mb > 0
     options = LlamaCppOptions(
-        num_sequences=min(255, max(32, 4 * running)) if llama.n_seq_max == "auto" else llama.n_seq_max,
+        num_sequences=sequences,
         batch_tokens=llama.n_batch,
         batch_rows=running if rows == "auto" else rows,
         threads=None if llama.n_threads == "auto" else llama.n_threads,
         gpu_layers=None if llama.n_gpu_layers == "auto" else llama.n_gpu_layers,
         flash_attention=None if llama.flash_attn == "auto" else llama.flash_attn,
         kv_type="f16" if kv.kv_type == "auto" else kv.kv_type,
-        host_pieces=kv.host_memory_mb > 0,
+        host_pieces=host,
     )
     adapters = {name: Path(file) for name, file in settings.model.lora.items()}
     return LlamaCppBackend(model_folder(settings), options, adapters)

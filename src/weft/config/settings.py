@@ -250,17 +250,18 @@ class KvCacheSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = "auto"
     host_memory_mb: Annotated[
-        Annotated[int, Meta(ge=0, le=2**30)],
+        Annotated[int, Meta(ge=0, le=2**30)] | Auto,
         Meta(
-            description="A second tier in the host's memory, in MiB, for the llama.cpp engine: what has no room, and "
-            "what is cold beyond `resident_tokens`, goes there and comes back when a prompt wants it. 0: none."
+            description="A second tier in the host's memory, in MiB: what has no room, and what is cold beyond "
+            "`resident_tokens`, goes there and comes back when a prompt wants it. 0: none. `auto`: for the llama.cpp "
+            "engine up to a quarter of the free memory, taken as it fills; the others have none."
         ),
-    ] = 0
+    ] = "auto"
     resident_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | Auto,
         Meta(
             description="With a second tier: cached tokens that nobody uses and that stay with the engine all the "
-            "same. Each of them slows every step a little. `auto`: 2048."
+            "same. Each of them slows every step a little. `auto`: 1024."
         ),
     ] = "auto"
     retain: Annotated[

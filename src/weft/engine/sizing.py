@@ -7,13 +7,14 @@ import os
 from weft.backends.base import Geometry
 from weft.config.settings import Settings
 from weft.core.errors import SettingsError
+from weft.core.plan import PIECE_TOKENS
 from weft.kv.pages import round_up
 from weft.scheduler.limits import Limits
 
 _PREFILL_TOKENS = 1024
 _CHUNK_TOKENS = 512  # larger chunks are slower per token on CPU, and running streams wait for a whole chunk
 _DECODE_STALL_S = 0.2
-_RESIDENT_TOKENS = 2048  # 7 % of a step at 8 streams, see docs/benchmarks.md
+_RESIDENT_TOKENS = 1024  # 4 % of a step at 8 streams, see docs/benchmarks.md
 _MEMORY_SHARE = 0.25  # of what is free when the engine starts; the rest is for activations, the page cache, others
 
 
@@ -126,17 +127,21 @@ def resolve_kv_slots(settings: Settings, geometry: Geometry, limits: Limits, con
 def resolve_host_tokens(settings: Settings, geometry: Geometry) -> int:
     """Tokens that the second tier holds; 0: there is none. Raises SettingsError where it cannot be had."""
     kv = settings.kv_cache
+    possible = geometry.piece_tokens is not None and geometry.shares_prefixes
+    if kv.host_memory_mb == "auto":
+        possible = possible and kv.retain == "prefix"
+        return int(available_bytes() * _MEMORY_SHARE) // geometry.kv_bytes_per_token if possible else 0
     if not kv.host_memory_mb:
         return 0
     refused = f"kv_cache.host_memory_mb {kv.host_memory_mb}: "
-    if geometry.piece_tokens is None or not geometry.shares_prefixes:
+    if not possible:
         raise SettingsError(refused + "the KV of this model and engine cannot move to host memory")
     if kv.retain == "none":
         raise SettingsError(refused + "with kv_cache.retain 'none' nothing is left to keep there")
     tokens = kv.host_memory_mb * 2**20 // geometry.kv_bytes_per_token
-    if tokens < geometry.piece_tokens:
+    if tokens < PIECE_TOKENS:
         raise SettingsError(
-            refused + f"less than {geometry.piece_tokens} tokens, which is what moves at once"
+            refused + f"less than {PIECE_TOKENS} tokens, which is what moves at once"
             f" (one takes {geometry.kv_bytes_per_token} bytes)"
         )
     return tokens

@@ -22,7 +22,7 @@ _AIM = 0.8
 _RISE = 0.25
 """So much of a better measurement is believed at once; a worse one wholly."""
 _LEAST_SHARE = 0.25
-"""Prompt tokens take at least this share of a mixed step, whatever a decode step took before."""
+"""Prompt tokens take at least this share of a mixed step, and may."""
 
 
 class Speed:
@@ -63,13 +63,14 @@ class Speed:
     def prompt_tokens_in(self, seconds: float) -> int:
         """Prompt tokens for a step that is to take so long, its decode rows included; at least `MIN_STEP_TOKENS`.
 
-        What the decode rows take is what a decode step took lately; half of the step while there was none.
+        What the decode rows take is what a decode step took lately; half of the step while there was none. Where they
+        leave little or nothing of `seconds`, prompts take `_LEAST_SHARE` of their time on top.
         """
         if self._prompt_rate is None:
             return FIRST_STEP_TOKENS
         aim_s = seconds * _AIM
         decode_s = aim_s / 2 if self._decode_s is None else self._decode_s
-        return max(MIN_STEP_TOKENS, int(self._prompt_rate * (aim_s - decode_s)))
+        return max(MIN_STEP_TOKENS, int(self._prompt_rate * max(aim_s - decode_s, decode_s * _LEAST_SHARE)))
 
     def least_seconds(self, prompt_tokens: int) -> float:
         """The least that a prompt of so many uncached tokens takes; 0 while that is not known."""

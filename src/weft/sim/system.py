@@ -145,7 +145,8 @@ def varied(system: System, seed: int) -> System:
 
 
 def _with_sequences(cache: CacheShape, seed: int) -> CacheShape:
-    """Half of the systems with pages of one token store KV under sequence ids; some of those with a second tier, some with whole states."""
+    """Half of the systems with pages of one token store KV under sequence ids; of those some have a second tier, some
+    whole states."""
     rng = Random(f"sequences {seed}")  # its own draw: the seeds stay what they were
     if cache.page_size != 1 or rng.random() < 0.5:
         return cache
