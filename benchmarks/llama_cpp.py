@@ -192,6 +192,8 @@ def main() -> None:
             decode(servers, model, options.binaries, options.rounds)
         if options.only != "decode":
             shared(servers, options.rounds)
+        for server in servers.values():
+            server.flush()
         prompt = [random_ids(np.random.default_rng(99), PROMPT_TOKENS)]
         (ours,), (theirs,) = (asyncio.run(all_at_once(s, prompt, OUTPUT_TOKENS))[1] for s in servers.values())
         same = next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1), OUTPUT_TOKENS)

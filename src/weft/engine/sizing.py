@@ -14,7 +14,7 @@ from weft.scheduler.limits import Limits
 _PREFILL_TOKENS = 1024
 _CHUNK_TOKENS = 512  # larger chunks are slower per token on CPU, and running streams wait for a whole chunk
 _DECODE_STALL_S = 0.2
-_RESIDENT_TOKENS = 1024  # 4 % of a step at 8 streams, see docs/benchmarks.md
+_RESIDENT_TOKENS = 1024  # 3 to 6 % of a step at 8 streams, see docs/benchmarks.md
 _MEMORY_SHARE = 0.25  # of what is free when the engine starts; the rest is for activations, the page cache, others
 
 
