@@ -9,8 +9,8 @@ Decode: N streams at once, 32 random tokens in, greedy, nothing shared; tokens p
 first, from the difference between asking for 65 and for 1. Prompts do not wait for streams here, as in llama-server
 (`scheduler.max_decode_stall_ms` null), so that all streams run together. llama-batched-bench (unified KV) does the same
 without HTTP, sampling or text. Shared prefix: 16 clients with 1,024 common tokens and 16 of their own, 8 tokens out,
-then three more turns of 16 tokens in and 8 out. Rounds alternate between the servers; medians. Every answer must have all
-its tokens, and the servers' greedy answers to one prompt are compared.
+then three more turns of 16 tokens in and 8 out. Rounds alternate between the servers; medians. Every answer must have
+all its tokens, and the servers' greedy answers to one prompt are compared.
 """
 
 from __future__ import annotations
