@@ -12,7 +12,7 @@ a path goes before what it follows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,19 +113,22 @@ class HostTier:
         return parts
 
     def _next_part(self, tokens: Int32s, at: int, prefix: int, proven: dict[int, int]) -> Part | None:
-        """The piece that covers position `at` and leads furthest."""
+        """The piece that covers position `at`, best one that begins there."""
+        for key in self._keys_near(tokens, at, prefix):
+            ends = [(self._agreement(piece, tokens, proven), piece) for piece in self._index.get(key, ())]
+            end, piece = max(ends, key=lambda one: one[0], default=(0, None))
+            if piece is not None and end > at:
+                return Part(piece, at, end)
+        return None
+
+    def _keys_near(self, tokens: Int32s, at: int, prefix: int) -> Iterator[tuple[int, int]]:
+        """Under what a piece that covers `at` may be found, the latest start first."""
+        yield at, prefix
         lowest = max(0, at - self._piece_tokens + 1)
-        keys = [(at, prefix)]
         if lowest < at:
             before = suffixes(tokens[lowest:at], lowest)
-            keys += [(lowest + i, without(prefix, before[i])) for i in range(at - lowest - 1, -1, -1)]
-        best: Part | None = None
-        for key in keys:
-            for piece in self._index.get(key, ()):
-                end = self._agreement(piece, tokens, proven)
-                if end > (at if best is None else best.end):
-                    best = Part(piece, at, end)
-        return best
+            for start in range(at - 1, lowest - 1, -1):
+                yield start, without(prefix, before[start - lowest])
 
     def _agreement(self, piece: Piece, tokens: Int32s, proven: dict[int, int]) -> int:
         """How far the piece's path agrees with the tokens, up to the piece's end; 0 if not even up to its start.
@@ -152,6 +155,12 @@ class HostTier:
             self._sequences.load(part.piece.number, sequence, part.start, part.end)
             self.restored_total += part.end - part.start
         self._touch(parts)
+
+    def forget(self, parts: Sequence[Part]) -> None:
+        """Drops the pieces of these parts, as far as they are still here."""
+        for part in parts:
+            if part.piece.number in self._pieces:
+                self._drop(part.piece)
 
     # ---- all of it --------------------------------------------------------------------------------------------
 

@@ -284,6 +284,11 @@ class PrefixCache:
         self.rows.give_back(request.row)
         request.row, request.prefix, request.allocated_len = -1, None, 0
 
+    def distrust(self, request: Request) -> None:
+        """The request failed: what the second tier gave it at its start may be the cause, and is forgotten there."""
+        if self.host is not None and request.prefix is not None:
+            self.host.forget(request.prefix.parts)
+
     # ---- sessions: see `Leases` -------------------------------------------------------------------------------
 
     def lease(self, session_id: str, keys: Int32s, now_s: float, ttl_s: float) -> None:

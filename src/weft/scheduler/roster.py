@@ -283,7 +283,8 @@ class Roster:
         return True
 
     def _end_failed(self, request: Request, message: str) -> None:
-        """Its computation failed; its new KV is worth nothing."""
+        """Its computation failed; its new KV is worth nothing, nor is what it began with from the second tier."""
+        self.cache.distrust(request)
         self._end(request, Ending(RequestState.FAILED, error=EngineError(message)), keep=False)
 
     def _end(self, request: Request, ending: Ending, update: Update | None = None, *, keep: bool = True) -> None:

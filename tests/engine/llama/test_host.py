@@ -12,6 +12,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from tests.engine.llama.rig import Rig, alone, chat, output
 from weft.backends.llama_cpp.backend import KvType, LlamaCppOptions
 from weft.core.errors import SettingsError
+from weft.core.request import RequestState
 
 STORY = "My name is Alice and I live in Oslo. " * 30
 QUESTION = chat(STORY + "What is my name?")
@@ -111,3 +112,17 @@ def test_what_comes_back_is_what_went_out(kv_type: KvType) -> None:
 def test_the_second_tier_needs_an_id_of_its_own() -> None:
     with pytest.raises(SettingsError, match="n_seq_max: 256: must be 1 to 255 with kv_cache.host_memory_mb"):
         host_rig(sequences=256)
+
+
+def test_what_cannot_be_brought_back_fails_one_request_once() -> None:
+    """As when there was no memory to save it."""
+    rig = host_rig()
+    cold = rig.say(QUESTION)
+    demote_all(rig)
+    rig.backend._pieces._pieces.clear()
+    other = rig.add(list(range(300, 340)), new=8)
+    lost = rig.add(QUESTION, new=24)
+    rig.run()
+    assert lost.state is RequestState.FAILED and other.state is RequestState.COMPLETED
+    assert rig.say(QUESTION) == cold
+    rig.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
 
 
 class HostPieces:
@@ -30,11 +33,15 @@ class HostPieces:
         """Copies positions [start, end) of a sequence to host memory."""
         library, scratch = self._library, self._scratch
         library.llama_memory_seq_cp(self._memory, sequence, scratch, start, end)
-        data = np.empty(library.llama_state_seq_get_size(self._context, scratch), dtype=np.uint8)
-        size = library.llama_state_seq_get_data(self._context, self._pointer(data), data.nbytes, scratch)
+        try:
+            data = np.empty(library.llama_state_seq_get_size(self._context, scratch), dtype=np.uint8)
+        except MemoryError:
+            logger.error("no memory for KV of %d tokens; whoever wants it back fails", end - start)
+        else:
+            size = library.llama_state_seq_get_data(self._context, self._pointer(data), data.nbytes, scratch)
+            if size == data.nbytes:
+                self._pieces[piece] = data
         library.llama_memory_seq_rm(self._memory, scratch, -1, -1)
-        if size == data.nbytes:
-            self._pieces[piece] = data
 
     def load(self, piece: int, sequence: int, start: int, end: int) -> bool:
         """Gives a sequence the positions [start, end) of a piece; False if they cannot be had."""
