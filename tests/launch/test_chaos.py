@@ -180,7 +180,10 @@ def test_a_process_is_killed_in_the_crowd(role: str, backend: str) -> None:
             await running
 
         asyncio.run(kill_amid())
-        cut = [words for words in crowd.book.wrong if not words.startswith(("503", "200"))]
+        # 503 may be the answer to anything, until the engine is there again.
+        cut = [
+            words for words in crowd.book.wrong if not words.startswith(("503", "200")) and not words.endswith(" 503")
+        ]
         assert not cut, cut[:5]
         assert any("engine_dead" in words for words in crowd.book.wrong)
         end_s = time.monotonic() + END_LIMIT_S
