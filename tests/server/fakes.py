@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ import msgspec
 import numpy as np
 
 from weft.config.settings import EngineSettings, HttpSettings, SchedulerSettings, Settings
-from weft.core.errors import NotFoundError, UnavailableError, WeftError
+from weft.core.errors import InvalidRequestError, NotFoundError, UnavailableError, WeftError
+from weft.core.plan import Float32s
 from weft.engine.client import ModelFacts
 from weft.engine.generation import Generation, OnEnd
 from weft.ipc.errors import error_from, error_info
@@ -127,6 +129,39 @@ class WatchedGeneration(Generation):
         deltas = await super().take()
         self.taken.set()
         return deltas
+
+
+class FakeSpeaker:
+    """Speaks every word of a text as one clause of 240 equal samples. `gates`, by clause, hold up the threads.
+
+    `failures`: the errors that clauses raise, by number. `made`: how many clauses were begun.
+    """
+
+    name = "fake-speech"
+    sample_rate = 24_000
+    default_voice = "auto"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, float]] = []
+        self.gates: dict[int, threading.Event] = {}
+        self.failures: dict[int, Exception] = {}
+        self.made = 0
+
+    def check(self, voice: str, speed: float) -> None:
+        if voice not in ("auto", "en-us"):
+            raise InvalidRequestError(f"voice: {voice!r} is not allowed (allowed: auto, en-us)", param="voice")
+        if speed < 0.5:
+            raise InvalidRequestError(f"speed: {speed:g} is not allowed (allowed: 0.5 to 4)", param="speed")
+
+    def speak(self, text: str, voice: str, speed: float) -> Iterator[Float32s]:
+        self.calls.append((text, voice, speed))
+        for number, _ in enumerate(text.split()):
+            self.made += 1
+            if number in self.gates:
+                assert self.gates[number].wait(10)
+            if number in self.failures:
+                raise self.failures[number]
+            yield np.full(240, (number + 1) / 10, np.float32)
 
 
 class FakeEngineClient:

@@ -123,7 +123,7 @@ async def test_unknown_paths_and_methods_have_the_same_form(http: httpx.AsyncCli
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     response = await http.post("/v1/audio/speech", json={})
     assert response.status_code == 404
-    assert "fake engine does not provide" in response.json()["error"]["message"]
+    assert "weft[speech]" in response.json()["error"]["message"]
     assert (await http.get("/docs")).status_code == 404
 
 

@@ -18,6 +18,7 @@ from weft.config.settings import (
     ModelSettings,
     SchedulerSettings,
     Settings,
+    SpeechSettings,
     TextSettings,
     TorchSettings,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Row",
     "SchedulerSettings",
     "Settings",
+    "SpeechSettings",
     "TextSettings",
     "TorchSettings",
     "describe",

@@ -363,6 +363,22 @@ class BackendSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=
     fake: FakeSettings = msgspec.field(default_factory=FakeSettings)
 
 
+class SpeechSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Text to audio."""
+
+    engine: Annotated[
+        Literal["auto", "espeak", "none"],
+        Meta(description="What speaks. `auto`: espeak where the extra `weft[speech]` is installed, else nothing."),
+    ] = "auto"
+    voice: Annotated[
+        NonEmpty,
+        Meta(
+            description="The voice of requests that name none, such as `en-us`. `auto`: by the text, Mandarin for "
+            "Chinese characters, else American English."
+        ),
+    ] = "auto"
+
+
 class EngineSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine process."""
 
@@ -411,5 +427,6 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_cache: KvCacheSettings = msgspec.field(default_factory=KvCacheSettings)
     text: TextSettings = msgspec.field(default_factory=TextSettings)
     backend: BackendSettings = msgspec.field(default_factory=BackendSettings)
+    speech: SpeechSettings = msgspec.field(default_factory=SpeechSettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)

@@ -29,6 +29,7 @@ from weft.engine.client import EngineClient, ModelFacts, StartError
 from weft.launch.children import Children, new_endpoints
 from weft.launch.garbage import settle
 from weft.server.app import create_app
+from weft.speech.registry import create_speaker
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Supervisor:
         self._settings = settings
         self._stop = asyncio.Event()
         self._failed = asyncio.Event()
+        self._speaker = create_speaker(settings)
         self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self._children: Children
         self._client: EngineClient
@@ -141,7 +143,7 @@ class Supervisor:
     # ---- serve ------------------------------------------------------------------------------------------------
 
     async def _serve(self, facts: ModelFacts, listener: socket.socket) -> int:
-        app = create_app(self._client, facts, self._settings)
+        app = create_app(self._client, facts, self._settings, self._speaker)
         server = _HttpServer(
             uvicorn.Config(
                 app,

@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 import weft
 from weft.config.settings import Settings
 from weft.engine.client import EngineClient, ModelFacts
-from weft.server import chat, completions, embeddings, generate, health, live, metrics, models, tokenize
+from weft.server import chat, completions, embeddings, generate, health, live, metrics, models, speech, tokenize
 from weft.server import schemas as s
 from weft.server.errors import install_handlers
 from weft.server.jobs import Server
@@ -44,7 +44,7 @@ _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/abort": (health.abort, s.AbortRequest),
     "/flush_cache": (health.flush_cache, None),
     "/v1/embeddings": (embeddings.embeddings, s.EmbeddingRequest),
-    "/v1/audio/speech": (models.not_provided, None),
+    "/v1/audio/speech": (speech.speech, s.SpeechRequest),
 }
 _DELETE: dict[str, Endpoint] = {
     "/v1/sessions/{session_id:path}": live.end_session,
@@ -53,12 +53,18 @@ GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", 
 _REF = "#/components/schemas/{model}"
 
 
-def create_app(client: EngineClient, facts: ModelFacts, settings: Settings) -> FastAPI:
-    """The app over a client whose children are ready. /openapi.json describes it; its /docs would need a CDN."""
+def create_app(
+    client: EngineClient, facts: ModelFacts, settings: Settings, speaker: speech.Speaker | None = None
+) -> FastAPI:
+    """The app over a client whose children are ready. /openapi.json describes it; its /docs would need a CDN.
+
+    `speaker`: what /v1/audio/speech speaks with; without one it is 404.
+    """
     app = FastAPI(title="Weft", version=weft.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.draining = False
     app.state.gate = Gate()
     server = app.state.server = Server(client, facts, settings, app.state)
+    app.state.speech = speech.Desk(speaker, settings.speech.engine)
     for method, endpoints in (("GET", _GET), ("DELETE", _DELETE)):
         for path, endpoint in endpoints.items():
             app.add_api_route(path, endpoint, methods=[method], response_model=None)

@@ -1,4 +1,4 @@
-"""GET /v1/models, and what no engine provides yet."""
+"""GET /v1/models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from weft.core.errors import NotFoundError
 from weft.server.jobs import Server
 from weft.server.wire import to_json
 
@@ -39,9 +38,3 @@ async def get_model(request: Request) -> Response:
     name = request.path_params["name"]
     server.check_model(name)
     return Response(to_json(_card(server, name)), media_type="application/json")
-
-
-async def not_provided(request: Request) -> Response:
-    """404 with the reason, for endpoints that another engine might have."""
-    what = request.url.path.removeprefix("/v1/")
-    raise NotFoundError(f"{what}: the {request.app.state.server.facts.backend} engine does not provide it")

@@ -48,6 +48,7 @@ _TOKENS = _by_hand(values.tokens, _IDS)
 _INPUTS = _by_hand(
     values.embedding_inputs, _TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}
 )
+_SPEECH_FORMAT = _by_hand(values.speech_format, {"enum": ["wav", "pcm", None]})
 
 
 class Body(BaseModel):
@@ -192,6 +193,18 @@ class EmbeddingRequest(Request):
         if not self.input.many:
             return [("input", self.input.items[0])]
         return [(f"input[{i}]", prompt) for i, prompt in enumerate(self.input.items)]
+
+
+class SpeechRequest(Body):
+    """POST /v1/audio/speech."""
+
+    model: str | None = None
+    input: Annotated[str, Field(min_length=1, max_length=4096)]
+    voice: str | None = None
+    response_format: Annotated[str, *_SPEECH_FORMAT] = "wav"
+    speed: Annotated[float, Field(ge=0.25, le=4)] | None = None
+    stream_format: Literal["audio"] | None = None
+    instructions: None = None
 
 
 class TokenizeRequest(Body):

@@ -138,6 +138,15 @@ def template_kwargs(value: Any) -> dict[str, Any]:
     return value
 
 
+def speech_format(value: Any) -> str:
+    """`response_format` of /v1/audio/speech."""
+    if value is None:
+        return "wav"
+    if value not in ("wav", "pcm"):
+        refuse("response_format", value, "wav, pcm")
+    return str(value)
+
+
 def request_id(value: Any) -> int | None:
     """`request_id` of /abort: 17, "17" or "chatcmpl-17"."""
     if value is None:

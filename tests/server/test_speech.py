@@ -1,0 +1,228 @@
+"""POST /v1/audio/speech, with a speaker that says one clause a word."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+import threading
+import wave
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from tests.server.driver import Call
+from tests.server.fakes import FACTS, FakeEngineClient, FakeSpeaker, settings
+from weft.config.settings import Settings, SpeechSettings
+from weft.core.errors import EngineError
+from weft.server import create_app
+from weft.server.speech import AT_ONCE, BrokenSpeech
+
+PATH = "/v1/audio/speech"
+
+
+@pytest.fixture
+def speaker() -> FakeSpeaker:
+    return FakeSpeaker()
+
+
+@pytest.fixture
+def app(engine: FakeEngineClient, speaker: FakeSpeaker) -> FastAPI:
+    return create_app(engine, FACTS, settings(), speaker)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft") as client:
+        yield client
+
+
+def said(words: int) -> bytes:
+    values = [np.full(240, round(float(np.float32((n + 1) / 10)) * 32767), "<i2") for n in range(words)]
+    return b"".join(value.tobytes() for value in values)
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------
+
+
+async def test_wav(http: httpx.AsyncClient, speaker: FakeSpeaker, app: FastAPI) -> None:
+    response = await http.post(PATH, json={"input": "one two three"})
+    assert response.status_code == 200 and response.headers["content-type"] == "audio/wav"
+    assert response.headers["x-request-id"] == "1" and "content-length" not in response.headers
+    head, data = response.content[:44], response.content[44:]
+    assert data == said(3)
+    assert head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " and head[36:40] == b"data"
+    assert struct.unpack("<IHHIIHH", head[16:36]) == (16, 1, 1, 24_000, 48_000, 2, 16)
+    assert struct.unpack("<I", head[40:]) == (0xFFFFFFFF,)
+    with wave.open(io.BytesIO(response.content)) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
+    assert speaker.calls == [("one two three", "auto", 1.0)] and app.state.speech.used == 0
+
+
+async def test_pcm(http: httpx.AsyncClient, speaker: FakeSpeaker) -> None:
+    body = {"input": "one two", "response_format": "pcm", "voice": "en-us", "speed": 2, "model": "tts-1"}
+    response = await http.post(PATH, json=body | {"stream_format": "audio", "instructions": None})
+    assert response.status_code == 200 and response.headers["content-type"] == "audio/pcm"
+    assert response.content == said(2)
+    assert speaker.calls == [("one two", "en-us", 2.0)]
+
+
+@pytest.mark.parametrize("model", ["weft-demo", "tts-1", "fake-speech", None])
+async def test_models(http: httpx.AsyncClient, model: str | None) -> None:
+    assert (await http.post(PATH, json={"input": "a", "model": model})).status_code == 200
+
+
+@pytest.mark.parametrize("voice", ["alloy", "echo", "fable", "onyx", "nova", "shimmer", "auto", None])
+async def test_openais_voices_are_the_default_one(
+    http: httpx.AsyncClient, speaker: FakeSpeaker, voice: str | None
+) -> None:
+    assert (await http.post(PATH, json={"input": "a", "voice": voice})).status_code == 200
+    assert speaker.calls == [("a", "auto", 1.0)]
+
+
+@pytest.mark.parametrize(("form", "length"), [("wav", 44), ("pcm", 0)])
+async def test_a_text_without_sound(http: httpx.AsyncClient, form: str, length: int) -> None:
+    response = await http.post(PATH, json={"input": " ", "response_format": form})
+    assert response.status_code == 200 and len(response.content) == length
+
+
+async def test_what_is_too_loud_is_cut_off(http: httpx.AsyncClient) -> None:
+    response = await http.post(PATH, json={"input": "w " * 12, "response_format": "pcm"})
+    assert np.frombuffer(response.content, "<i2").max() == 32767
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "words"),
+    [
+        ({}, 400, "input", "this field is needed"),
+        ({"input": ""}, 400, "input", "at least 1 character"),
+        ({"input": "x" * 4097}, 400, "input", "at most 4096 characters"),
+        ({"input": ["a"]}, 400, "input", "string"),
+        ({"input": "a", "voice": "verse"}, 400, "voice", "'verse' is not allowed (allowed: auto, en-us)"),
+        ({"input": "a", "voice": {"id": "x"}}, 400, "voice", "string"),
+        ({"input": "a", "response_format": "mp3"}, 400, "response_format", "'mp3' is not allowed (allowed: wav, pcm)"),
+        ({"input": "a", "response_format": {"type": "text"}}, 400, "response_format", "allowed: wav, pcm"),
+        ({"input": "a", "speed": 0.2}, 400, "speed", "greater than or equal to 0.25"),
+        ({"input": "a", "speed": 4.5}, 400, "speed", "less than or equal to 4"),
+        ({"input": "a", "speed": 0.3}, 400, "speed", "allowed: 0.5 to 4"),
+        ({"input": "a", "speed": "1"}, 400, "speed", "'1'"),
+        ({"input": "a", "stream_format": "sse"}, 400, "stream_format", "'audio'"),
+        ({"input": "a", "instructions": "softly"}, 400, "instructions", "not supported"),
+        ({"input": "a", "language": "en"}, 400, "language", "not a parameter"),
+        ({"input": "a", "model": "other"}, 404, "model", "'weft-demo', 'tts-1', 'fake-speech'"),
+    ],
+)
+async def test_refusals(
+    http: httpx.AsyncClient, speaker: FakeSpeaker, body: dict[str, Any], status: int, param: str, words: str
+) -> None:
+    response = await http.post(PATH, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, param) and words in error["message"], response.text
+    assert not speaker.calls
+
+
+@pytest.mark.parametrize("header", ["X-Session-ID", "X-Session-TTL"])
+async def test_there_are_no_sessions(http: httpx.AsyncClient, header: str) -> None:
+    response = await http.post(PATH, json={"input": "a"}, headers={header: "1"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, header)
+
+
+async def test_a_draining_server_takes_nothing(http: httpx.AsyncClient, app: FastAPI) -> None:
+    app.state.draining = True
+    response = await http.post(PATH, json={"input": "a"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+
+
+@pytest.mark.parametrize(("chosen", "reason"), [("none", "speech.engine is none"), ("auto", "'weft[speech]'")])
+async def test_without_a_speaker(engine: FakeEngineClient, chosen: Any, reason: str) -> None:
+    app = create_app(engine, FACTS, Settings(speech=SpeechSettings(engine=chosen)))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weft") as http:
+        response = await http.post(PATH, json={"input": "a"})
+    assert response.status_code == 404 and reason in response.json()["error"]["message"]
+
+
+# ---- on the way --------------------------------------------------------------------------------------------------
+
+
+async def test_an_error_before_the_first_clause_has_its_status(
+    http: httpx.AsyncClient, speaker: FakeSpeaker, app: FastAPI
+) -> None:
+    speaker.failures[0] = EngineError("no voice data", code="speech_failed")
+    response = await http.post(PATH, json={"input": "one two"})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "speech_failed")
+    speaker.failures[0] = ZeroDivisionError("secret")
+    response = await http.post(PATH, json={"input": "one two"})
+    assert response.status_code == 500 and "secret" not in response.text
+    assert app.state.speech.used == 0
+
+
+@pytest.mark.parametrize("failure", [EngineError("broke"), ZeroDivisionError("broke")])
+async def test_a_later_error_cuts_the_connection(app: FastAPI, speaker: FakeSpeaker, failure: Exception) -> None:
+    speaker.failures[1] = failure
+    call = Call(app, PATH, {"input": "one two", "response_format": "pcm"})
+    assert (await call.next())["status"] == 200
+    assert await call.next_data() == said(1)
+    with pytest.raises((BrokenSpeech, ZeroDivisionError)):
+        await call.done()
+    assert call.nothing_sent and app.state.speech.used == 0  # above all no end of the body
+
+
+async def test_the_first_clause_does_not_wait_for_the_second(app: FastAPI, speaker: FakeSpeaker) -> None:
+    speaker.gates[1] = threading.Event()
+    call = Call(app, PATH, {"input": "one two", "response_format": "pcm"})
+    await call.next()
+    assert await call.next_data() == said(1)
+    speaker.gates[1].set()
+    assert await call.next_data() == said(2)[480:]
+    await call.done()
+
+
+async def test_a_slow_client_holds_up_the_synthesis(app: FastAPI, speaker: FakeSpeaker) -> None:
+    sent: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+    call = Call(lambda scope, receive, send: app(scope, receive, sent.put), PATH, {"input": "a b c d e f"})
+    await sent.get()  # the headers; the first clause takes their place, and nobody takes that
+    while speaker.made < 2:
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert speaker.made == 2
+    call.disconnect()
+    await call.done()
+    assert speaker.made == 2 and app.state.speech.used == 0
+
+
+async def test_a_client_that_goes_away_stops_it_after_the_present_clause(app: FastAPI, speaker: FakeSpeaker) -> None:
+    speaker.gates[1] = threading.Event()
+    call = Call(app, PATH, {"input": "one two three four"})
+    await call.next()
+    await call.next_data()
+    while speaker.made < 2:
+        await asyncio.sleep(0)
+    call.disconnect()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert app.state.speech.used == 1  # its thread is still busy
+    speaker.gates[1].set()
+    await call.done()
+    assert speaker.made == 2 and app.state.speech.used == 0
+
+
+async def test_more_than_a_few_at_once_are_refused(app: FastAPI, http: httpx.AsyncClient, speaker: FakeSpeaker) -> None:
+    gate = speaker.gates[0] = threading.Event()
+    calls = [Call(app, PATH, {"input": "one"}) for _ in range(AT_ONCE)]
+    while speaker.made < AT_ONCE:
+        await asyncio.sleep(0)
+    response = await http.post(PATH, json={"input": "one"})
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
+    assert response.headers["retry-after"] == "1"
+    assert (await http.get("/health")).status_code == 200  # the event loop is free meanwhile
+    gate.set()
+    assert [(await call.answer())[0] for call in calls] == [200] * AT_ONCE
+    assert (await http.post(PATH, json={"input": "one"})).status_code == 200
