@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.base import Backend
 from weft.backends.checkpoint import Checkpoint
-from weft.backends.llama_cpp.gguf import is_gguf, read_metadata, shards
+from weft.backends.llama_cpp.gguf import first_file, is_gguf
 from weft.config.settings import Settings
 from weft.core.errors import SettingsError
 
@@ -141,7 +141,7 @@ def is_embedder(settings: Settings) -> bool:
         return False
     from weft.backends.llama_cpp.embedder import is_embedding_model
 
-    return is_embedding_model(read_metadata(shards(model_folder(settings))[0]))
+    return is_embedding_model(first_file(model_folder(settings))[1])
 
 
 def load_tokenizer(settings: Settings) -> BaseTokenizer:
@@ -160,6 +160,6 @@ def context_tokens(settings: Settings) -> int:
     """Longest sequence of the model that is served, before `model.max_context_tokens`. Raises ModelLoadError."""
     path = model_folder(settings)
     if is_gguf(path):
-        facts = read_metadata(shards(path)[0])
+        _, facts = first_file(path)
         return int(facts.get(f"{facts.get('general.architecture')}.context_length", 0))
     return Checkpoint.open(path).max_context_tokens

@@ -7,9 +7,7 @@ sequence does not end where the plan says fails alone, instead of leaving a hole
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +19,10 @@ from weft.backends.base import Geometry, Progress
 from weft.backends.llama_cpp.adapters import Adapters
 from weft.backends.llama_cpp.batch import Batch
 from weft.backends.llama_cpp.breaker import Breaker
-from weft.backends.llama_cpp.gguf import read_metadata, shards
+from weft.backends.llama_cpp.gguf import first_file
 from weft.backends.llama_cpp.library import MAX_SEQUENCES, load_library
+from weft.backends.llama_cpp.loading import description, load_model, thread_count
 from weft.backends.llama_cpp.pieces import HostPieces
-from weft.backends.llama_cpp.probe import amx_works
 from weft.backends.llama_cpp.vocabulary import Failures, Vocabulary
 from weft.backends.sampler import choose, describe, log_softmax
 from weft.backends.steps import StepCancelled, TokenPool
@@ -41,8 +39,6 @@ _KV_TYPES: dict[KvType, tuple[int, float]] = {  # ggml's number of the type, and
     "q8_0": (8, 34 / 32),
     "q4_0": (2, 18 / 32),
 }
-SMALL_MODEL_BYTES = 64 * 2**20
-"""Below this a second thread costs more at every barrier than it computes."""
 RUNNING_SET = 8
 """What `http.max_concurrent_requests` is when it is `auto`: every further row slows all the others here."""
 LOGITS_AT_ONCE = 8_000_000
@@ -108,27 +104,8 @@ class LlamaCppBackend:
     def load(self, progress: Progress | None = None) -> Geometry:
         """Reads the model. Raises ModelLoadError."""
         library, options = self._library, self._options
-        self._metadata = read_metadata(self._path)
-        self._path = shards(self._path, self._metadata)[0]
-        self._metadata = read_metadata(self._path)
-        params = library.llama_model_default_params()
-        if options.gpu_layers is not None:
-            params.n_gpu_layers = options.gpu_layers
-        params.use_extra_bufts = amx_works()
-        size = self._path.stat().st_size
-
-        @library.llama_progress_callback
-        def report(share: float, _data: ctypes.c_void_p) -> bool:
-            if progress is not None:
-                progress(int(share * size), size)
-            return True
-
-        params.progress_callback = report
-        with Failures() as failures:
-            model = library.llama_model_load_from_file(os.fsencode(self._path), params)
-        if not model:
-            raise ModelLoadError(f"{self._path}: llama.cpp cannot load it: {failures.reason}")
-        self._model = model
+        self._path, self._metadata = first_file(self._path)
+        self._model = load_model(library, self._path, options.gpu_layers, progress)
         if not library.llama_model_has_decoder(self._model) or library.llama_model_has_encoder(self._model):
             raise ModelLoadError(f"{self._path}: an encoder, which generates no text")
         self._adapters.load(self._model)
@@ -146,7 +123,7 @@ class LlamaCppBackend:
         params.n_batch = options.batch_tokens + rows
         params.n_ubatch = options.batch_tokens
         params.n_seq_max = options.num_sequences + options.host_pieces
-        params.n_threads = params.n_threads_batch = self._threads()
+        params.n_threads = params.n_threads_batch = thread_count(library, self._model, options.threads)
         params.type_k = params.type_v = kv_type
         params.kv_unified = True
         params.swa_full = True
@@ -293,17 +270,14 @@ class LlamaCppBackend:
         library, model = self._library, self._model
         vocabulary = Vocabulary(self._path, self._metadata, model)
         self._vocab_size = vocabulary.size
-        description = ctypes.create_string_buffer(128)
-        library.llama_model_desc(model, description, 128)
         layers = library.llama_model_n_layer(model)
-        described = description.value.decode("utf-8", "replace")
         return Geometry(
             num_layers=layers,
             kv_bytes_per_token=self._kv_bytes_per_token(layers),
             max_context_tokens=library.llama_model_n_ctx_train(model),
             vocab_size=self._vocab_size,
             eos_token_ids=vocabulary.ending_ids,
-            description=f"{described}, {layers} layers, KV in {self._options.kv_type}",
+            description=f"{description(library, model)}, KV in {self._options.kv_type}",
             dtype=self._options.kv_type,
             running_set=RUNNING_SET,
             num_sequences=self._options.num_sequences,
@@ -340,13 +314,6 @@ class LlamaCppBackend:
         values = int(self._metadata.get(f"{attention}.value_length", usual))
         _, size = _KV_TYPES[self._options.kv_type]
         return max(1, round(layers * heads * (keys + values) * size))
-
-    def _threads(self) -> int:
-        if self._options.threads is not None:
-            return self._options.threads
-        if self._library.llama_model_size(self._model) < SMALL_MODEL_BYTES:
-            return 1
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _outputs(plan: StepPlan) -> Bools:

@@ -9,7 +9,6 @@ what sentence-transformers does with a model that says nothing; decoders are ref
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ import numpy as np
 from weft.backends.base import Progress
 from weft.backends.llama_cpp.batch import Batch
 from weft.backends.llama_cpp.breaker import Breaker
-from weft.backends.llama_cpp.gguf import read_metadata, shards
+from weft.backends.llama_cpp.gguf import first_file
 from weft.backends.llama_cpp.library import MAX_SEQUENCES, load_library
-from weft.backends.llama_cpp.probe import amx_works
+from weft.backends.llama_cpp.loading import description, load_model, thread_count
 from weft.backends.llama_cpp.vocabulary import Failures
 from weft.backends.steps import StepCancelled
 from weft.core.errors import EngineError, InvalidRequestError, ModelLoadError, SettingsError
@@ -40,9 +39,6 @@ MAX_INPUT_TOKENS = 8192
 """Longest text unless asked otherwise: that of OpenAI's embedding models. KV for 32,768 tokens may take gigabytes."""
 OUTPUT_BYTES = 2 * 2**30
 """Where a text has to be computed in one piece, llama.cpp clears logits (float32) of all its tokens, wanted or not."""
-SMALL_MODEL_BYTES = 64 * 2**20
-"""Below this a second thread costs more at every barrier than it computes."""
-
 _NONE, _RANK = 0, 4
 _POOLINGS: dict[Pooling, int] = {"mean": 1, "cls": 2, "last": 3}
 _NAMES: dict[int, Pooling] = {number: name for name, number in _POOLINGS.items()}
@@ -129,10 +125,7 @@ class LlamaCppEmbedder:
 
     def load(self, progress: Progress | None = None) -> EmbeddingFacts:
         """Reads the model and makes its context. Raises ModelLoadError, for rerankers before weights are read."""
-        metadata = read_metadata(self._path)
-        first = shards(self._path, metadata)[0]
-        if first != self._path:
-            self._path, metadata = first, read_metadata(first)
+        self._path, metadata = first_file(self._path)
         pooling = self._asked_pooling or _file_pooling(self._path, metadata)
         try:
             self._load_model(progress)
@@ -144,24 +137,7 @@ class LlamaCppEmbedder:
 
     def _load_model(self, progress: Progress | None) -> None:
         library = self._library
-        params = library.llama_model_default_params()
-        if self._gpu_layers is not None:
-            params.n_gpu_layers = self._gpu_layers
-        params.use_extra_bufts = amx_works()
-        size = self._path.stat().st_size
-
-        @library.llama_progress_callback
-        def report(share: float, _data: ctypes.c_void_p) -> bool:
-            if progress is not None:
-                progress(int(share * size), size)
-            return True
-
-        params.progress_callback = report
-        with Failures() as failures:
-            model = library.llama_model_load_from_file(os.fsencode(self._path), params)
-        if not model:
-            raise ModelLoadError(f"{self._path}: llama.cpp cannot load it: {failures.reason}")
-        self._model = model
+        self._model = model = load_model(library, self._path, self._gpu_layers, progress)
         self._encodes = bool(library.llama_model_has_encoder(model))
         if self._encodes and library.llama_model_has_decoder(model):
             raise ModelLoadError(f"{self._path}: llama.cpp computes no embeddings in models with encoder and decoder")
@@ -182,7 +158,7 @@ class LlamaCppEmbedder:
         params.n_batch = params.n_ubatch = size
         params.n_ctx = max(size, limit)
         params.n_seq_max = sequences
-        params.n_threads = params.n_threads_batch = self._thread_count()
+        params.n_threads = params.n_threads_batch = thread_count(library, self._model, self._threads)
         params.embeddings = True
         params.pooling_type = _POOLINGS[pooling]
         params.kv_unified = True
@@ -215,25 +191,14 @@ class LlamaCppEmbedder:
 
     def _describe(self, limit: int, pooling: Pooling, vocab_size: int) -> EmbeddingFacts:
         library, model = self._library, self._model
-        text = ctypes.create_string_buffer(128)
-        library.llama_model_desc(model, text, 128)
-        described = text.value.decode("utf-8", "replace")
-        layers = library.llama_model_n_layer(model)
         return EmbeddingFacts(
             dimensions=library.llama_model_n_embd_out(model),
             max_input_tokens=limit,
             pooling=pooling,
             vocab_size=vocab_size,
-            num_layers=layers,
-            description=f"{described}, {layers} layers, pooling: {pooling}",
+            num_layers=library.llama_model_n_layer(model),
+            description=f"{description(library, model)}, pooling: {pooling}",
         )
-
-    def _thread_count(self) -> int:
-        if self._threads is not None:
-            return self._threads
-        if self._library.llama_model_size(self._model) < SMALL_MODEL_BYTES:
-            return 1
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def close(self) -> None:
         """Gives the model and its buffers back; may be called twice."""

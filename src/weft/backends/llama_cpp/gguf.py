@@ -75,6 +75,16 @@ def read_metadata(path: Path, *, long_arrays: Collection[str] = ()) -> dict[str,
         raise ModelLoadError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
+def first_file(path: Path, *, long_arrays: Collection[str] = ()) -> tuple[Path, dict[str, Any]]:
+    """The first file of the model that `path` is part of, and its metadata, which are the model's.
+
+    `long_arrays`: see `read_metadata`. Errors: those of `shards`.
+    """
+    metadata = read_metadata(path, long_arrays=long_arrays)
+    first = shards(path, metadata)[0]
+    return first, metadata if first == path else read_metadata(first, long_arrays=long_arrays)
+
+
 def shards(path: Path, metadata: Mapping[str, Any] | None = None) -> list[Path]:
     """The files of the model that `path`, any one of them, is part of, in order; `[path]` if it is the only one.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import tokenizers
 
-from weft.backends.llama_cpp.gguf import read_metadata, shards
+from weft.backends.llama_cpp.gguf import first_file
 from weft.backends.llama_cpp.vocabulary import Vocabulary, load_bindings
 from weft.core.errors import ModelLoadError
 from weft.text.chat_template import ChatTemplate
@@ -60,10 +60,7 @@ class GgufTokenizer(BaseTokenizer):
         names the file: missing, broken, a vocabulary that cannot be used, or a broken template with its line; also if
         llama-cpp-python is missing.
         """
-        metadata = read_metadata(path, long_arrays=(_TOKENS,))
-        first = shards(path, metadata)[0]
-        if first != path:
-            path, metadata = first, read_metadata(first, long_arrays=(_TOKENS,))
+        path, metadata = first_file(path, long_arrays=(_TOKENS,))
         _check_tokens(path, metadata)
         vocabulary = Vocabulary(path, metadata)
         if chat_template is not None:
