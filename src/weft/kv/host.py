@@ -83,19 +83,21 @@ class HostTier:
         at = held[-1].end if held else start
         starts = range(at, node.end, self._piece_tokens)
         source = self._sequences.cover(node)
+        prefix = node.prefix
         for first in reversed(starts):  # the end is the first to be forgotten
-            self._save(path, first, min(first + self._piece_tokens, node.end), source)
+            last = min(first + self._piece_tokens, node.end)
+            prefix = without(prefix, fingerprint(path[first:last], first))
+            self._save(Piece(self._next, first, last, path, (first, prefix)), source)
         self._touch(held)
         self.trim()
 
-    def _save(self, path: Int32s, start: int, end: int, source: int) -> None:
-        piece = Piece(self._next, start, end, path, (start, fingerprint(path[:start], 0)))
+    def _save(self, piece: Piece, source: int) -> None:
         self._next += 1
         self._pieces[piece.number] = piece
         self._index.setdefault(piece.key, []).append(piece)
         self.tokens += len(piece)
         self.demoted_total += len(piece)
-        self._sequences.save(piece.number, source, start, end)
+        self._sequences.save(piece.number, source, piece.start, piece.end)
 
     # ---- coming back ------------------------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class SequencePool:
         self._of[request.request_id] = sequence
 
     def leave(self, request: Request) -> int:
-        """The request does not use its sequence any more; `free_if_idle` comes next."""
+        """The request does not use its sequence any more; the caller frees the id, or keeps it."""
         sequence = self.of(request)
         del self._of[request.request_id]
         self._requests[sequence] = None
