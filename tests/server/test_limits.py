@@ -13,8 +13,9 @@ from fastapi import FastAPI
 from tests.server.driver import PATIENCE_S, Call
 from tests.server.fakes import FACTS, FakeEngineClient, ended, settings, silent
 from weft.core.errors import EngineError
-from weft.server import create_app, limits
-from weft.server.limits import Gate
+from weft.server import create_app
+from weft.web import edge
+from weft.web.edge import Gate
 
 CHAT = "/v1/chat/completions"
 GOOD = {"messages": [{"role": "user", "content": "hi"}]}
@@ -29,7 +30,7 @@ def small(engine: FakeEngineClient) -> FastAPI:
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(
     small: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "LINGER_S", 0.0)
+    monkeypatch.setattr(edge, "LINGER_S", 0.0)
     call = Call(small, CHAT, chunks=[b"x"] * 1000, headers={"Content-Length": "40000000"})
     status, headers, body = await call.answer()
     assert status == 413
@@ -42,7 +43,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(
 async def test_a_chunked_body_over_the_limit_is_refused_as_soon_as_it_passes(
     small: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "LINGER_S", 0.0)
+    monkeypatch.setattr(edge, "LINGER_S", 0.0)
     call = Call(small, CHAT, chunks=[b"x" * 500] * 1000)
     status, headers, body = await call.answer()
     assert (status, headers["connection"]) == (413, "close")

@@ -379,6 +379,34 @@ class SpeechSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = "auto"
 
 
+class GatewaySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The gateway before several workers; a worker has no use for these."""
+
+    max_queue_size: Annotated[
+        Annotated[int, Meta(ge=0, le=1_000_000)],
+        Meta(description="Requests and sessions' turns that wait for a worker; beyond: 429."),
+    ] = 1000
+    health_interval_s: Annotated[
+        Annotated[float, Meta(ge=0.1, le=3600)],
+        Meta(description="How often each worker is asked how it is, besides at once after a failure."),
+    ] = 10.0
+    worker_lease_s: Annotated[
+        Annotated[float, Meta(ge=1, le=86400)],
+        Meta(
+            description="A place on a worker that shows no sign of life for so long is taken back: its request ends "
+            "with an error, so that no place is ever lost."
+        ),
+    ] = 300.0
+    eta_ema_alpha: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(description="Weight of the newest turn in the moving average that waiting times are estimated from."),
+    ] = 0.3
+    retries: Annotated[
+        Annotated[int, Meta(ge=0, le=100)],
+        Meta(description="How often a request is taken to another worker after the one that had it failed."),
+    ] = 2
+
+
 class EngineSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine process."""
 
@@ -428,5 +456,6 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: TextSettings = msgspec.field(default_factory=TextSettings)
     backend: BackendSettings = msgspec.field(default_factory=BackendSettings)
     speech: SpeechSettings = msgspec.field(default_factory=SpeechSettings)
+    gateway: GatewaySettings = msgspec.field(default_factory=GatewaySettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)

@@ -18,9 +18,9 @@ from weft.config.settings import Settings
 from weft.engine.client import EngineClient, ModelFacts
 from weft.server import chat, completions, embeddings, generate, health, live, metrics, models, speech, tokenize
 from weft.server import schemas as s
-from weft.server.errors import install_handlers
 from weft.server.jobs import Server
-from weft.server.limits import Edge, Gate
+from weft.web.edge import Edge, Gate
+from weft.web.errors import install_handlers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -10,10 +10,10 @@ from starlette.requests import ClientDisconnect
 
 from weft.core.errors import WeftError
 from weft.server.bodies import read_body
-from weft.server.errors import internal_error
 from weft.server.jobs import Job, Server
 from weft.server.schemas import Request as Body
 from weft.server.streaming import Writer, answer
+from weft.web.errors import internal_error
 
 B = TypeVar("B", bound=Body)
 

@@ -27,12 +27,12 @@ from weft.ipc.errors import error_from
 from weft.ipc.messages import End, TextDelta, TextRequest
 from weft.server import schemas
 from weft.server.admission import Admission
-from weft.server.errors import log
-from weft.server.limits import REQUEST_ID
 from weft.server.measures import Measures
 from weft.server.readers import BodyReaders
 from weft.server.sessions import Session, session_of
 from weft.server.values import Prompt
+from weft.web.edge import REQUEST_ID
+from weft.web.errors import log
 
 QUERY_LIMIT_S = 2.0
 """How long the engine has for an answer about itself."""

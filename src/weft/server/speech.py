@@ -23,7 +23,7 @@ from weft.server.bodies import read_body
 from weft.server.jobs import Server
 from weft.server.schemas import SpeechRequest
 from weft.server.sessions import ID_HEADER, TTL_HEADER
-from weft.server.streaming import unless_gone
+from weft.web.gone import unless_gone
 
 AT_ONCE = 4
 """Answers that are being spoken; one more is refused."""

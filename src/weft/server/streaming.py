@@ -11,18 +11,16 @@ An answer is made by a `Writer`, one class per endpoint and form. Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.core.errors import WeftError
 from weft.ipc.messages import TextDelta
-from weft.server.errors import ClientGone, error_body, internal_error, log
 from weft.server.jobs import Job
-
-T = TypeVar("T")
+from weft.web.errors import error_body, internal_error, log
+from weft.web.gone import ClientGone, unless_gone
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -130,23 +128,3 @@ class EventStream(Response):
             self._started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": data, "more_body": not last})
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; when the client disconnects first, `work` is cancelled and ClientGone raised."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

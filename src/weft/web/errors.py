@@ -16,10 +16,6 @@ from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, Qu
 log = logging.getLogger("weft.server")
 
 
-class ClientGone(Exception):
-    """The client closed its connection before the answer was complete; nobody is left to be told."""
-
-
 def error_body(error: WeftError) -> bytes:
     """The error as JSON text."""
     fields = {"message": error.message, "type": error.error_type, "param": error.param, "code": error.code}

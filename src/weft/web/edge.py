@@ -16,7 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.core.errors import AuthenticationError, BodyTooLargeError, WeftError
-from weft.server.errors import ClientGone, error_response, internal_error, log
+from weft.web.errors import error_response, internal_error, log
+from weft.web.gone import ClientGone
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Probes carry no keys."""

@@ -1,0 +1,1 @@
+"""The process before several workers: it keeps each conversation on the worker that holds its cache."""
