@@ -38,7 +38,6 @@ NOT_YET: tuple[str, ...] = (
     "backend.torch.mem_fraction_static",
     "backend.torch.cuda_graphs",
     "backend.torch.tp",
-    "gateway",
 )
 """Promised keys (and whole sections) that this version does not have: refused with exactly that statement."""
 
