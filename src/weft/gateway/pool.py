@@ -42,6 +42,7 @@ class Lease:
         self.began_s = now_s
         self.touched_s = now_s
         self.place: Place | None = choice.place
+        self.epoch: str | None = None  # of what the place held, on a hit
         self.on_expire: Callable[[], None] | None = None
         self.open = True
         self._pool = pool
@@ -90,6 +91,7 @@ class Pool:
     Attributes:
         check_now: called with a worker whose health is to be asked at once.
         routes: the latest decisions, the newest last.
+        changed: set whenever a worker has been heard, was missed or has failed.
     """
 
     def __init__(self, clock: Callable[[], float], *, max_queue_size: int, lease_s: float, alpha: float) -> None:
@@ -101,6 +103,7 @@ class Pool:
         self.continued = 0
         self.routes: deque[dict[str, Any]] = deque(maxlen=MAX_ROUTES)
         self.check_now: Callable[[Worker], None] = lambda worker: None
+        self.changed = asyncio.Event()
         self.leases: dict[Lease, None] = {}
         self.id = secrets.token_hex(4)
         self._max_queue_size = max_queue_size
@@ -130,11 +133,13 @@ class Pool:
     def heard(self, worker: Worker, facts: dict[str, Any]) -> None:
         """A worker has answered a health check."""
         worker.heard(facts)
+        self.changed.set()
         self.settle()
 
     def missed(self, worker: Worker, reason: str, *, refused: bool) -> None:
         """A worker has not."""
         worker.missed(reason, refused=refused)
+        self.changed.set()
         self.settle()
 
     def failed(self, lease: Lease, reason: str, *, lost: bool) -> None:
@@ -145,6 +150,7 @@ class Pool:
             worker.lost(reason)
         log.warning("worker %s failed a request: %s", worker.name, reason)
         self.check_now(worker)
+        self.changed.set()
         self.settle()
 
     def states(self) -> dict[str, int]:
@@ -263,11 +269,12 @@ class Pool:
             if lease.on_expire is not None:
                 lease.on_expire()
 
-    def next_expiry_s(self) -> float:
-        """How long until a lease may have to be taken back."""
+    def next_event_s(self) -> float:
+        """How long until time alone may change something: a lease has to be taken back, or a worker has rested."""
         now = self.clock()
         oldest = min((lease.touched_s for lease in self.leases), default=now)
-        return max(0.05, oldest + self._lease_s - now)
+        rested = [worker.rests_until_s for worker in self.workers.values() if worker.rests_until_s > now]
+        return max(0.05, min([oldest + self._lease_s, *rested]) - now)
 
     # ---- insides ----------------------------------------------------------------------------------------------
 
@@ -284,6 +291,8 @@ class Pool:
             if lease.place is None:
                 lease.place = worker.empty_place(f"gw-{self.id}-")
                 assert lease.place is not None
+            lease.epoch = lease.place.epoch if choice.reason == "hit" else None
+            lease.place.clear()  # until the turn has ended cleanly
             lease.place.used = True
         elif wanted.digests:
             worker.holds(wanted.digests)

@@ -1,0 +1,62 @@
+"""Reads along in a worker's server-sent events: what the client is to get, and what is needed to go on elsewhere.
+
+A worker tells the gateway the token ids of an event in a comment line before its data; the line is taken out here.
+Events pass on whole or not at all, so the tokens noted are exactly those whose text the client was sent.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_TOKENS = b": tokens "
+_ERROR = b"event: error"
+_DONE = b"data: [DONE]"
+
+
+class EventReader:
+    """One worker's stream. `done`: it has ended properly; `failure`: it ended with an error that is the worker's."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failure: str | None = None
+        self._tokens: list[bytes] = []
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What of this, and of what was held back before, the client is to be sent now."""
+        if self._rest:
+            data = self._rest + data
+        end = data.rfind(b"\n\n")
+        if end < 0:
+            self._rest = data
+            return b""
+        self._rest = data[end + 2 :]
+        passed: list[bytes] = []
+        for event in data[:end].split(b"\n\n"):
+            if event.startswith(_TOKENS):
+                ids, _, event = event[len(_TOKENS) :].partition(b"\n")
+                self._tokens.append(ids)
+                if not event:
+                    continue
+            elif event.startswith(_ERROR):
+                self.failure = _workers_fault(event)
+                if self.failure is not None:
+                    break
+                self.done = True
+            elif event == _DONE:
+                self.done = True
+            passed.append(event)
+        return b"\n\n".join(passed) + b"\n\n" if passed else b""
+
+    def token_ids(self) -> list[int]:
+        """All tokens of the events that were passed on."""
+        return [int(text) for ids in self._tokens for text in ids.split(b",")]
+
+
+def _workers_fault(event: bytes) -> str | None:
+    """The message of an error that another worker need not have: this one died, or shuts down."""
+    try:
+        error = msgspec.json.decode(event[event.index(b"data:") + 5 :])["error"]
+        return str(error["message"]) if error["type"] == "service_unavailable" else None
+    except (ValueError, KeyError, TypeError, msgspec.DecodeError):
+        return None

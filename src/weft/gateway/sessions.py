@@ -1,0 +1,221 @@
+"""WS /ws/streaming/{session_id} of the gateway: the client's end. A `Turn` carries each turn to a worker.
+
+Invariants: frames are read at every moment, also while a turn waits or is answered; a connection has one turn at most,
+and a turn ends with its connection; whatever is wrong with a frame is an `error` frame, and the connection goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from weft.core.errors import InvalidRequestError, NotFoundError, QueueFullError, WeftError
+from weft.gateway.history import Messages
+from weft.gateway.proxy import Proxy
+from weft.gateway.turn import Turn, TurnError
+from weft.web.errors import internal_error, log
+
+Frame = dict[str, Any]
+
+MAX_ID_CHARS = 256
+GOING_AWAY = 1001
+_PREFILL_FIELDS = frozenset({"messages", "clear_kv_cache", "is_last_chunk", "tts_ref_audio_base64"})
+
+
+class Sessions:
+    """All session connections of a gateway; `app.state.sessions`."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._open: dict[SessionSocket, None] = {}
+
+    @property
+    def turns(self) -> int:
+        """How many are under way."""
+        return sum(socket.turn is not None for socket in self._open)
+
+    async def endpoint(self, ws: WebSocket) -> None:
+        socket = SessionSocket(self._proxy, ws)
+        self._open[socket] = None
+        try:
+            await socket.run()
+        finally:
+            del self._open[socket]
+
+    async def stop(self, session_id: str | None) -> int:
+        """Stops the turn of one session, or of all; how many there were. Raises NotFoundError."""
+        found = [s for s in self._open if session_id is None or s.session_id == session_id]
+        if session_id is not None and not found:
+            raise NotFoundError(f"session_id: no session {session_id[:80]!r} is connected here", param="session_id")
+        stopped = [await socket.turn.stop() for socket in found if socket.turn is not None]
+        return sum(stopped)
+
+    async def close_idle(self) -> None:
+        """Closes the connections that have no turn under way."""
+        for socket in list(self._open):
+            if socket.turn is None:
+                await socket.close(GOING_AWAY)
+
+
+class SessionSocket:
+    """One client's connection. See the module's docstring."""
+
+    def __init__(self, proxy: Proxy, ws: WebSocket) -> None:
+        self.session_id: str = ws.path_params["session_id"]
+        self.turn: Turn | None = None
+        self._proxy = proxy
+        self._ws = ws
+        self._sending = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._messages: Messages = []
+        self._closed = False
+
+    async def run(self) -> None:
+        protocols = self._ws.scope.get("subprotocols", [])
+        await self._ws.accept(subprotocol="weft" if "weft" in protocols else None)
+        if not 0 < len(self.session_id) <= MAX_ID_CHARS or not self.session_id.isascii():
+            await self._send(_error("invalid_request", f"session_id: 1 to {MAX_ID_CHARS} visible ASCII characters"))
+            await self.close(1008)
+            return
+        try:
+            while True:
+                message = await self._ws.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                try:
+                    if not await self._take(_frame_of(message)):
+                        await self.close(1000)
+                        return
+                except WeftError as error:
+                    await self._send(error_frame(error))
+        except (WebSocketDisconnect, RuntimeError) as error:  # a send after the client had gone
+            log.debug("session %s: %r", self.session_id, error)
+        finally:
+            self._closed = True
+            await self._end_turn()
+
+    async def close(self, code: int) -> None:
+        """Closes the connection; a turn under way ends without a word."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+            await self._ws.close(code)
+
+    async def _take(self, frame: Frame) -> bool:
+        """Does what a frame says; False when it says that this is the end."""
+        match frame["type"]:
+            case "prefill":
+                self._prefill(frame)
+                if self.turn is None:  # more messages follow
+                    count = len(self._messages)
+                    none = {"cached_tokens": 0, "input_tokens": 0, "message_count": count, "epoch": None}
+                    await self._send({"type": "prefill_done", **none})
+            case "generate":
+                if self.turn is None or not self.turn.prefilled or self.turn.generating:
+                    raise _wrong("wrong_order", "generate: it follows prefill_done, once")
+                self.turn.generate(frame)
+            case "stop":
+                if self.turn is not None:
+                    await self.turn.stop()
+            case "close":
+                return False
+            case kind:
+                text = f"type: {str(kind)[:80]!r} is not known (allowed: prefill, generate, stop, close)"
+                raise _wrong("unknown_type", text)
+        return True
+
+    def _prefill(self, frame: Frame) -> None:
+        if self.turn is not None:
+            if self.turn.generating:
+                raise _wrong("wrong_order", "prefill: this session's turn is still being answered")
+            raise _wrong("double_prefill", "prefill: the one before has not been followed by generate; it stands")
+        self._proxy.check_open()
+        for name in frame.keys() - _PREFILL_FIELDS - {"type"}:
+            raise InvalidRequestError(f"{name}: not a field of prefill", param=name, code="unknown_parameter")
+        messages, last = frame.get("messages"), frame.get("is_last_chunk", True)
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise InvalidRequestError("messages: a list of messages is needed", param="messages")
+        for name in ("is_last_chunk", "clear_kv_cache"):
+            if not isinstance(frame.get(name, False), bool):
+                raise InvalidRequestError(
+                    f"{name}: {frame[name]!r:.80} is not allowed (allowed: a boolean)", param=name
+                )
+        self._messages += messages
+        if not last:
+            return
+        if not self._messages:
+            raise InvalidRequestError("messages: at least one message is needed", param="messages")
+        whole, self._messages = self._messages, []
+        fields = {name: value for name, value in frame.items() if name not in ("messages", "is_last_chunk")}
+        self.turn = Turn(self._proxy, self._send, fields, whole)
+        self._task = asyncio.create_task(self._carry(self.turn))
+
+    async def _carry(self, turn: Turn) -> None:
+        """Carries a turn to its end, and says so if it is a bad one."""
+        frame: Frame | None = None
+        try:
+            await turn.run()
+        except TurnError as error:
+            frame = error.frame
+        except WeftError as error:
+            frame = error_frame(error)
+        except (WebSocketDisconnect, RuntimeError) as error:  # the client has gone; whoever reads will see it
+            log.debug("session %s: %r", self.session_id, error)
+        except Exception as error:
+            log.exception("session %s: the turn broke", self.session_id)
+            frame = error_frame(internal_error(error))
+        finally:
+            turn.close()
+            self.turn = None
+        if frame is not None:
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+                await self._send(frame)
+        if self._proxy.draining:
+            await self.close(GOING_AWAY)
+
+    async def _end_turn(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _send(self, frame: Frame) -> None:
+        async with self._sending:
+            await self._ws.send_text(msgspec.json.encode(frame).decode())
+
+
+def error_frame(error: WeftError) -> Frame:
+    """An error as a frame; a full line says when to come back."""
+    frame: Frame = {"type": "error", "code": error.code or "error", "message": error.message}
+    if error.param is not None:
+        frame["param"] = error.param
+    if isinstance(error, QueueFullError):
+        frame["retry_after_s"] = round(error.retry_after_s, 3)
+    return frame
+
+
+def _error(code: str, message: str) -> Frame:
+    return {"type": "error", "code": code, "message": message}
+
+
+def _wrong(code: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, code=code)
+
+
+def _frame_of(message: Any) -> Frame:
+    text = message.get("text")
+    if text is None:
+        raise _wrong("invalid_json", "a frame has to be JSON text, not bytes")
+    try:
+        frame = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise _wrong("invalid_json", f"the frame is not valid JSON: {error}") from None
+    if not isinstance(frame, dict):
+        raise _wrong("invalid_json", "a frame has to be a JSON object")
+    if not isinstance(frame.get("type"), str):
+        raise _wrong("unknown_type", "type: it is needed, as text (allowed: prefill, generate, stop, close)")
+    return frame

@@ -1,0 +1,296 @@
+"""One turn of a session on its way: from the line to a worker, through its prefill and its answer, to `done`.
+
+Invariants: the place on the worker has no history while the turn runs, and gets one only from a clean `done`; only the
+new messages go to a worker that has confirmed, by its epoch, that it holds what came before; an answer that has begun
+goes on on another worker with the tokens so far; what the client is sent is counted and numbered here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from weft.core.errors import UnavailableError, WeftError
+from weft.gateway.history import Messages, history_hash, split_at_last_user
+from weft.gateway.pool import Lease, Pool, Ticket
+from weft.gateway.proxy import Proxy, WorkerFailed
+from weft.gateway.routing import Wanted
+from weft.web.errors import log
+
+Frame = dict[str, Any]
+Send = Callable[[Frame], Awaitable[None]]
+
+UPDATE_S = 0.2
+"""A waiting client is told of a new place in the line this often at most."""
+
+_CONNECT_LIMIT_S = 5.0
+_WORKERS_FAULT = frozenset({"engine_dead", "unavailable", "loading", "draining", "no_worker", "internal"})
+KIND = "streaming"
+
+
+class TurnError(Exception):
+    """The turn is over, with this error frame."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__(frame["message"])
+        self.frame = frame
+
+
+class Turn:
+    """One turn. `send` takes frames for the client; `run` ends when the turn is over."""
+
+    def __init__(self, proxy: Proxy, send: Send, prefill: Frame, messages: Messages) -> None:
+        """`messages`: the whole conversation; `prefill`: the other fields go on as they are."""
+        self._proxy = proxy
+        self._pool: Pool = proxy.pool
+        self._send = send
+        self._prefill = prefill
+        self._messages = messages
+        self._history, self._new = split_at_last_user(messages)
+        anew = bool(prefill.get("clear_kv_cache"))
+        self._wanted = Wanted(KIND, turn=True, history=None if anew else history_hash(self._history))
+        self._generate: Frame | None = None
+        self._asked_ids = False
+        self._may_generate = asyncio.Event()
+        self._stopping = False
+        self._worker: ClientConnection | None = None
+        self._ticket: Ticket | None = None
+        self._lease: Lease | None = None
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._chunks = 0
+        self._prefilled = False
+        self._moves = 0
+
+    # ---- what the client does meanwhile -----------------------------------------------------------------------
+
+    @property
+    def generating(self) -> bool:
+        return self._generate is not None
+
+    @property
+    def prefilled(self) -> bool:
+        return self._prefilled
+
+    def generate(self, frame: Frame) -> None:
+        """The client's `generate`, after `prefill_done`."""
+        self._asked_ids = frame.get("return_token_ids") is True
+        self._generate = {**frame, "return_token_ids": True}
+        if frame.get("seed") is None:
+            self._generate["seed"] = secrets.randbits(53)  # so that another worker can go on with the same text
+        self._may_generate.set()
+
+    async def stop(self) -> bool:
+        """The client has had enough; False if there was nothing to stop."""
+        if self._ticket is not None:
+            with contextlib.suppress(WeftError):
+                self._pool.cancel(self._ticket.id)
+            return True
+        self._stopping = self.generating
+        if self.generating and self._worker is not None:
+            with contextlib.suppress(WebSocketException):
+                await self._worker.send('{"type":"stop"}')
+        return self.generating
+
+    def close(self) -> None:
+        """Gives back what it holds; idempotent. A turn that is not done leaves nothing behind on the worker."""
+        if self._ticket is not None:
+            self._pool.leave(self._ticket)
+        if self._lease is not None:
+            self._lease.release(ok=False)
+        if self._worker is not None and self._worker.transport is not None:
+            self._worker.transport.abort()
+
+    # ---- the way ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Raises TurnError, or WeftError."""
+        for attempt in range(self._proxy.retries + 1):
+            lease = await self._get_lease(first=attempt > 0)
+            try:
+                await self._on_worker(lease)
+                return
+            except WorkerFailed as error:
+                lease.release(ok=False)
+                self._pool.failed(lease, str(error), lost=error.lost)
+                self._wanted.avoid.add(lease.worker.name)
+                self._wanted.history = None
+                reason = f"worker {lease.worker.name}: {error}"
+            finally:
+                lease.release(ok=False)
+            if attempt < self._proxy.retries:
+                self._pool.retries += 1
+                log.info("a session's turn moves on: %s", reason)
+        raise UnavailableError(reason, code="worker_failed")
+
+    async def _get_lease(self, *, first: bool) -> Lease:
+        ticket = self._pool.enter(self._wanted, first=first)
+        self._ticket = ticket
+        try:
+            told = 0
+            while not ticket.lease.done():
+                ticket.changed.clear()
+                if ticket.position != told and not first:
+                    told = await self._tell_position("queue_update" if told else "queued", ticket)
+                changed = asyncio.ensure_future(ticket.changed.wait())
+                try:
+                    await asyncio.wait((ticket.lease, changed), return_when=asyncio.FIRST_COMPLETED)
+                    if not ticket.lease.done():  # several steps forward at once are one update
+                        await asyncio.wait((ticket.lease,), timeout=UPDATE_S)
+                finally:
+                    changed.cancel()
+            lease: Lease = ticket.lease.result()
+        finally:
+            self._ticket = None
+            if not ticket.lease.done() or ticket.lease.cancelled():
+                self._pool.leave(ticket)
+        self._lease = lease
+        if not first:
+            route = {"worker": lease.worker.name, "reason": lease.reason}
+            await self._send({"type": "queue_done", "waited_s": round(lease.waited_s, 6), "route": route})
+        return lease
+
+    async def _tell_position(self, kind: str, ticket: Ticket) -> int:
+        position = ticket.position
+        estimates = self._pool.estimates()
+        await self._send(
+            {
+                "type": kind,
+                "position": position,
+                "queue_length": len(estimates),
+                "estimated_wait_s": round(estimates[position - 1], 3) if position <= len(estimates) else 0.0,
+                "ticket_id": ticket.id,
+            }
+        )
+        return position
+
+    async def _on_worker(self, lease: Lease) -> None:
+        assert lease.place is not None
+        url = f"ws{lease.worker.url.removeprefix('http')}/ws/streaming/{lease.place.id}"
+        headers = [(name.decode(), value.decode()) for name, value in self._proxy.authorization]
+        try:
+            async with asyncio.timeout(None) as limit:
+                lease.on_expire = lambda: limit.reschedule(asyncio.get_running_loop().time())
+                async with connect(
+                    url,
+                    additional_headers=headers,
+                    max_size=None,
+                    compression=None,
+                    open_timeout=_CONNECT_LIMIT_S,
+                    close_timeout=1.0,
+                    proxy=None,
+                ) as self._worker:
+                    await self._with_worker(lease)
+        except (WebSocketException, OSError) as error:
+            raise WorkerFailed(f"{type(error).__name__}: {error}", lost=True) from None
+        except TimeoutError:
+            if self.generating:
+                raise WorkerFailed("no sign of life within gateway.worker_lease_s", lost=True) from None
+            raise TurnError(
+                _error("lease_expired", "nothing has happened for gateway.worker_lease_s: the turn is over")
+            ) from None
+        finally:
+            self._worker = None
+
+    async def _with_worker(self, lease: Lease) -> None:
+        cached = await self._prefill_there(lease)
+        lease.begun()
+        self._pool.counted(lease, _reason(lease, cached), cached)
+        await self._may_generate.wait()
+        lease.touch()
+        assert self._generate is not None and self._worker is not None
+        frame = self._generate
+        if self._tokens:
+            text = "".join(self._text)
+            frame = {**frame, "resume": {"token_ids": self._tokens, "chars": len(text), "text": text}}
+            self._pool.continued += 1
+            self._moves += 1
+        await self._tell_worker(frame)
+        if self._stopping:
+            await self._tell_worker({"type": "stop"})
+        while not await self._relay(lease, await self._hear(lease)):
+            pass
+
+    async def _prefill_there(self, lease: Lease) -> int:
+        """Returns the cached tokens. On a hit only what is new goes, once the worker has confirmed its epoch."""
+        answer = None
+        if lease.epoch is not None:
+            fields = {"messages": self._new, "clear_kv_cache": False, "epoch": lease.epoch}
+            await self._tell_worker({**self._prefill, **fields})
+            answer = await self._hear(lease)
+            if answer["type"] == "error" and answer["code"] == "epoch_mismatch":
+                answer, lease.epoch = None, None
+        if answer is None:
+            fields = {"messages": self._messages, "clear_kv_cache": True, "epoch": None}
+            await self._tell_worker({**self._prefill, **fields})
+            answer = await self._hear(lease)
+        self._check(answer, "prefill_done")
+        if not self._prefilled:
+            self._prefilled = True
+            await self._send(answer)
+        return int(answer["cached_tokens"])
+
+    async def _relay(self, lease: Lease, frame: Frame) -> bool:
+        """One frame of the answer goes to the client; True when it was the last one."""
+        if frame["type"] == "chunk":
+            ids = frame.pop("token_ids", None) or []
+            self._tokens += ids
+            self._text.append(frame["text_delta"] or "")
+            frame["chunk_index"] = self._chunks
+            self._chunks += 1
+            if self._asked_ids:
+                frame["token_ids"] = ids
+            await self._send(frame)
+            return False
+        if frame["type"] == "error" and frame["code"] == "speech_failed":
+            await self._send(frame)
+            return False
+        self._check(frame, "done")
+        answered = [*self._messages, {"role": "assistant", "content": "".join(self._text)}]
+        lease.keep(history_hash(answered), frame["epoch"], frame["token_stats"]["total"])
+        lease.release(ok=True)
+        if self._moves:
+            frame["moves"] = self._moves
+        await self._send(frame)
+        return True
+
+    def _check(self, frame: Frame, wanted: str) -> None:
+        """Raises WorkerFailed for errors that are the worker's, TurnError for those that are the turn's."""
+        if frame["type"] == wanted:
+            return
+        if frame["type"] != "error":
+            raise WorkerFailed(f"{frame['type']} came instead of {wanted}")
+        if frame["code"] in _WORKERS_FAULT:
+            raise WorkerFailed(f"{frame['code']}: {frame['message']}", lost=True)
+        if frame["code"] in ("queue_full", "session_busy"):
+            raise WorkerFailed(f"{frame['code']}: {frame['message']}")
+        raise TurnError(frame)
+
+    async def _tell_worker(self, frame: Frame) -> None:
+        assert self._worker is not None
+        await self._worker.send(msgspec.json.encode(frame).decode())
+
+    async def _hear(self, lease: Lease) -> Frame:
+        assert self._worker is not None
+        data = await self._worker.recv()
+        lease.touch()
+        frame = msgspec.json.decode(data)
+        if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
+            raise WorkerFailed("it does not speak this protocol")
+        return frame
+
+
+def _reason(lease: Lease, cached_tokens: int) -> str:
+    """A hit that was none after all is `stale`: the worker has another epoch, or has forgotten the KV."""
+    return "stale" if lease.reason == "hit" and (lease.epoch is None or not cached_tokens) else lease.reason
+
+
+def _error(code: str, message: str) -> Frame:
+    return {"type": "error", "code": code, "message": message}
