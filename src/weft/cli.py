@@ -137,6 +137,57 @@ def serve(
 
 @app.command()
 @reports_errors
+def gateway(
+    model: Annotated[
+        str | None, typer.Argument(help="With --spawn: checkpoint folder or GGUF file; the demo model without it.")
+    ] = None,
+    worker: Annotated[
+        list[str] | None, typer.Option("--worker", metavar="URL", help="A worker's address; may be repeated.")
+    ] = None,
+    spawn: Annotated[int, typer.Option(min=0, max=256, help="Start so many workers on this machine.")] = 0,
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on, 8100 without it; 0 takes any free one.")] = None,
+    backend: BackendName = None,
+    served_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
+    dtype: Dtype = None,
+    lora: Lora = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="A key that clients must send, and that workers are sent.")
+    ] = None,
+    sets: Sets = None,
+) -> None:
+    """Serve several workers as one: each conversation goes to the worker that holds its cache."""
+    import msgspec
+
+    from weft.gateway.admin import check_url
+
+    flags = {
+        "model.path": model,
+        "model.served_name": served_name,
+        "model.dtype": dtype,
+        "model.lora": _adapters(lora),
+        "http.host": host,
+        "http.port": port,
+        "http.api_keys": api_key or None,
+        "backend.name": backend,
+    }
+    if not worker and not spawn:
+        raise typer.BadParameter("give --worker URL, or --spawn N, or both")
+    if model is not None and not spawn:
+        raise typer.BadParameter("MODEL is for the workers of --spawn; others have their own")
+    resolved = _resolve(config, sets, flags)
+    settings = resolved.settings
+    if resolved.sources["http.port"] == "default":
+        settings = msgspec.structs.replace(settings, http=msgspec.structs.replace(settings.http, port=8100))
+    urls = [check_url(url) for url in worker or ()]
+    from weft.launch.gateway import gateway as run
+
+    raise typer.Exit(run(settings, urls, spawn))
+
+
+@app.command()
+@reports_errors
 def generate(
     model: Model = None,
     prompt: Annotated[str | None, typer.Option(help="One prompt; its completion goes to stdout.")] = None,

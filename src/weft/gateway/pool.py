@@ -92,6 +92,7 @@ class Pool:
         check_now: called with a worker whose health is to be asked at once.
         routes: the latest decisions, the newest last.
         changed: set whenever a worker has been heard, was missed or has failed.
+        failure: set when one has failed, so that `next_event_s` may be sooner.
     """
 
     def __init__(self, clock: Callable[[], float], *, max_queue_size: int, lease_s: float, alpha: float) -> None:
@@ -104,6 +105,7 @@ class Pool:
         self.routes: deque[dict[str, Any]] = deque(maxlen=MAX_ROUTES)
         self.check_now: Callable[[Worker], None] = lambda worker: None
         self.changed = asyncio.Event()
+        self.failure = asyncio.Event()
         self.leases: dict[Lease, None] = {}
         self.id = secrets.token_hex(4)
         self._max_queue_size = max_queue_size
@@ -151,6 +153,7 @@ class Pool:
         log.warning("worker %s failed a request: %s", worker.name, reason)
         self.check_now(worker)
         self.changed.set()
+        self.failure.set()
         self.settle()
 
     def states(self) -> dict[str, int]:

@@ -361,7 +361,7 @@ def _is_event_stream(exchange: Exchange) -> bool:
 
 def _created(event: bytes) -> int | None:
     """When the answer began, as its first chunk says."""
-    found = re.search(rb'"created":(\d{1,18})', event)
+    found = re.search(rb'"created": ?(\d{1,18})', event)
     return int(found[1]) if found else None
 
 

@@ -156,10 +156,10 @@ class SessionSocket:
         self._task = asyncio.create_task(self._carry(self.turn))
 
     async def _carry(self, turn: Turn) -> None:
-        """Carries a turn to its end, and says so if it is a bad one."""
+        """Carries a turn to its end. Its last frame leaves when the next turn may come."""
         frame: Frame | None = None
         try:
-            await turn.run()
+            frame = await turn.run()
         except TurnError as error:
             frame = error.frame
         except WeftError as error:

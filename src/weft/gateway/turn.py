@@ -105,18 +105,17 @@ class Turn:
             self._pool.leave(self._ticket)
         if self._lease is not None:
             self._lease.release(ok=False)
-        if self._worker is not None and self._worker.transport is not None:
+        if self._worker is not None:
             self._worker.transport.abort()
 
     # ---- the way ----------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Raises TurnError, or WeftError."""
+    async def run(self) -> Frame:
+        """Carries the turn to its end; returns `done`, still to be sent. Raises TurnError, or WeftError."""
         for attempt in range(self._proxy.retries + 1):
             lease = await self._get_lease(first=attempt > 0)
             try:
-                await self._on_worker(lease)
-                return
+                return await self._on_worker(lease)
             except WorkerFailed as error:
                 lease.release(ok=False)
                 self._pool.failed(lease, str(error), lost=error.lost)
@@ -171,14 +170,14 @@ class Turn:
         )
         return position
 
-    async def _on_worker(self, lease: Lease) -> None:
+    async def _on_worker(self, lease: Lease) -> Frame:
         assert lease.place is not None
         url = f"ws{lease.worker.url.removeprefix('http')}/ws/streaming/{lease.place.id}"
         headers = [(name.decode(), value.decode()) for name, value in self._proxy.authorization]
         try:
             async with asyncio.timeout(None) as limit:
                 lease.on_expire = lambda: limit.reschedule(asyncio.get_running_loop().time())
-                async with connect(
+                self._worker = await connect(
                     url,
                     additional_headers=headers,
                     max_size=None,
@@ -186,20 +185,24 @@ class Turn:
                     open_timeout=_CONNECT_LIMIT_S,
                     close_timeout=1.0,
                     proxy=None,
-                ) as self._worker:
-                    await self._with_worker(lease)
-        except (WebSocketException, OSError) as error:
-            raise WorkerFailed(f"{type(error).__name__}: {error}", lost=True) from None
-        except TimeoutError:
+                )
+                return await self._with_worker(lease)
+        except TimeoutError:  # before OSError, which it is a kind of
+            if self._worker is None:
+                raise WorkerFailed("it did not take the connection in time", lost=True) from None
             if self.generating:
                 raise WorkerFailed("no sign of life within gateway.worker_lease_s", lost=True) from None
             raise TurnError(
                 _error("lease_expired", "nothing has happened for gateway.worker_lease_s: the turn is over")
             ) from None
+        except (WebSocketException, OSError) as error:
+            raise WorkerFailed(f"{type(error).__name__}: {error}", lost=True) from None
         finally:
+            if self._worker is not None:  # at once: whatever of the turn is still there is not wanted
+                self._worker.transport.abort()
             self._worker = None
 
-    async def _with_worker(self, lease: Lease) -> None:
+    async def _with_worker(self, lease: Lease) -> Frame:
         cached = await self._prefill_there(lease)
         lease.begun()
         self._pool.counted(lease, _reason(lease, cached), cached)
@@ -215,8 +218,9 @@ class Turn:
         await self._tell_worker(frame)
         if self._stopping:
             await self._tell_worker({"type": "stop"})
-        while not await self._relay(lease, await self._hear(lease)):
+        while (done := await self._relay(lease, await self._hear(lease))) is None:
             pass
+        return done
 
     async def _prefill_there(self, lease: Lease) -> int:
         """Returns the cached tokens. On a hit only what is new goes, once the worker has confirmed its epoch."""
@@ -237,8 +241,8 @@ class Turn:
             await self._send(answer)
         return int(answer["cached_tokens"])
 
-    async def _relay(self, lease: Lease, frame: Frame) -> bool:
-        """One frame of the answer goes to the client; True when it was the last one."""
+    async def _relay(self, lease: Lease, frame: Frame) -> Frame | None:
+        """One frame of the answer goes to the client, but the last one, which is returned."""
         if frame["type"] == "chunk":
             ids = frame.pop("token_ids", None) or []
             self._tokens += ids
@@ -248,18 +252,17 @@ class Turn:
             if self._asked_ids:
                 frame["token_ids"] = ids
             await self._send(frame)
-            return False
+            return None
         if frame["type"] == "error" and frame["code"] == "speech_failed":
             await self._send(frame)
-            return False
+            return None
         self._check(frame, "done")
         answered = [*self._messages, {"role": "assistant", "content": "".join(self._text)}]
         lease.keep(history_hash(answered), frame["epoch"], frame["token_stats"]["total"])
         lease.release(ok=True)
         if self._moves:
             frame["moves"] = self._moves
-        await self._send(frame)
-        return True
+        return frame
 
     def _check(self, frame: Frame, wanted: str) -> None:
         """Raises WorkerFailed for errors that are the worker's, TurnError for those that are the turn's."""
