@@ -20,7 +20,7 @@ from weft.core.plan import Float32s
 from weft.engine.client import ModelFacts
 from weft.engine.generation import Generation, OnEnd
 from weft.ipc.errors import error_from, error_info
-from weft.ipc.messages import End, ErrorInfo, TextDelta, TextLogprob, TextQuery, TextRequest
+from weft.ipc.messages import End, ErrorInfo, Heartbeat, TextDelta, TextLogprob, TextQuery, TextRequest
 
 FACTS = ModelFacts(
     served_name="weft-demo",
@@ -193,6 +193,7 @@ class FakeEngineClient:
         self.failure: WeftError | None = None
         self.last_heartbeat_s = {"engine": time.monotonic(), "text0": time.monotonic()}
         self.retry_after_s = 7.2
+        self.beat = Heartbeat("engine")
         self.speaking: asyncio.Future[None] | None = None
         self._ids = itertools.count(1)
         self._generations: dict[int, WatchedGeneration] = {}

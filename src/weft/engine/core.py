@@ -39,7 +39,7 @@ from weft.engine.sizing import (
 )
 from weft.engine.trace import CacheShape, Header, ModelFacts, Recorder, keep_older
 from weft.ipc.errors import error_info
-from weft.ipc.messages import CacheMissInfo, End, LogprobItem, Submit, TokenOutput
+from weft.ipc.messages import CacheMissInfo, End, Heartbeat, LogprobItem, Submit, TokenOutput
 from weft.scheduler.scheduler import Scheduler, Update
 
 logger = logging.getLogger(__name__)
@@ -310,6 +310,21 @@ class EngineCore:
         if record is None:
             raise NotFoundError(f"request {request_id} is not known here (any more)", param="request_id")
         return record
+
+    def beat(self) -> Heartbeat:
+        """How it is."""
+        scheduler = self.scheduler
+        counts, queued = scheduler.cache.counts(), scheduler.queued
+        return Heartbeat(
+            "engine",
+            scheduler.steps,
+            len(queued),
+            scheduler.retry_after_s,
+            round(scheduler.speed.work_s(len(queued), queued.uncached_tokens), 3),
+            scheduler.speed.prompt_tokens_per_s,
+            counts.cached + counts.active + counts.host,
+            len(scheduler.cache.leases),
+        )
 
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions whose KV is kept."""

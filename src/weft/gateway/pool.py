@@ -148,6 +148,7 @@ class Pool:
         """A request failed through the worker's fault; `lost`: the worker seems to be dead. Its health is asked."""
         worker = lease.worker
         worker.failed(reason, self.clock())
+        worker.lacks(lease.wanted.digests)
         if lost:
             worker.lost(reason)
         log.warning("worker %s failed a request: %s", worker.name, reason)
@@ -155,6 +156,11 @@ class Pool:
         self.changed.set()
         self.failure.set()
         self.settle()
+
+    @property
+    def models(self) -> set[str]:
+        """What the workers serve."""
+        return {worker.model for worker in self.workers.values() if worker.model is not None}
 
     def states(self) -> dict[str, int]:
         """Workers by state."""

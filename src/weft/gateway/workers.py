@@ -206,3 +206,8 @@ class Worker:
             self._own.move_to_end(digest)
         while len(self._own) > _MAX_OWN_PREFIXES:
             self._own.popitem(last=False)
+
+    def lacks(self, digests: Sequence[tuple[str, int]]) -> None:
+        """A prompt has not been computed there after all."""
+        for digest, _ in digests:
+            self._own.pop(digest, None)

@@ -227,14 +227,20 @@ class EngineReply(_Message):
 class Heartbeat(_Message):
     """A child's loop turned: sent once a second, and by the loop itself, so that a hung loop is silent.
 
-    From the engine also how much waits: `retry_after_s` is how long until half of the queue is worked off, from the
-    uncached tokens of all waiting requests and the measured speed.
+    From the engine also how it is, for whoever chooses between workers: `retry_after_s` is how long until half of the
+    queue is worked off, from the uncached tokens of all waiting requests and the measured speed; `wait_s` until all of
+    it is; `prompt_tokens_per_s` is None while it is not known; `held_tokens` are those whose KV it has; `sessions`
+    those whose KV is kept for them.
     """
 
     role: str
     steps: int = 0
     queued: int = 0
     retry_after_s: float = 1.0
+    wait_s: float = 0.0
+    prompt_tokens_per_s: float | None = None
+    held_tokens: int = 0
+    sessions: int = 0
 
 
 class Ready(_Message):

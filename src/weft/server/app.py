@@ -16,7 +16,19 @@ from pydantic.json_schema import models_json_schema
 import weft
 from weft.config.settings import Settings
 from weft.engine.client import EngineClient, ModelFacts
-from weft.server import chat, completions, embeddings, generate, health, live, metrics, models, speech, tokenize
+from weft.server import (
+    chat,
+    completions,
+    embeddings,
+    generate,
+    health,
+    live,
+    metrics,
+    models,
+    speech,
+    tokenize,
+    worker,
+)
 from weft.server import schemas as s
 from weft.server.jobs import Server
 from weft.web.edge import Edge, Gate
@@ -34,6 +46,7 @@ _GET: dict[str, Endpoint] = {
     "/v1/requests": live.list_requests,
     "/v1/requests/{request_id}": live.get_request,
     "/v1/sessions": live.list_sessions,
+    "/worker": worker.worker,
 }
 _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/v1/chat/completions": (chat.chat_completions, s.ChatRequest),

@@ -8,6 +8,7 @@ of its ids holds one place of `Server.admission` from before it is submitted unt
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from weft.ipc.messages import End, TextDelta, TextRequest
 from weft.server import schemas
 from weft.server.admission import Admission
 from weft.server.measures import Measures
+from weft.server.prefixes import HeldPrefixes
 from weft.server.readers import BodyReaders
 from weft.server.sessions import Session, session_of
 from weft.server.values import Prompt
@@ -51,6 +53,8 @@ class Server:
 
     Attributes:
         jobs: those that run, by the id of their HTTP request.
+        boot_id: names this life of this process.
+        prefixes: what the engine holds, for gateways.
         engine_metrics: the engine's last answer to "metrics".
     """
 
@@ -66,6 +70,8 @@ class Server:
         )
         self.measures = Measures()
         self.readers = BodyReaders(facts.max_context_tokens)
+        self.boot_id = secrets.token_hex(8)
+        self.prefixes = HeldPrefixes()
         self.engine_metrics: dict[str, Any] = {}
         self._state = state
 
@@ -314,6 +320,9 @@ class Job:
             self._places -= 1
             self._server.admission.free(self.priority)
         self._server.measures.ended(end, time.monotonic() - self.arrival_s)
+        if end is not None:
+            prompt = self.prompts[self.index_of[request_id] // self.n]
+            self._server.prefixes.note(prompt, self.model if self.adapter else "", end)
 
 
 def _check_seed(seed: int | None, n: int) -> None:

@@ -1,0 +1,78 @@
+"""Which prompts the engine still holds, as digests, for gateways that ask.
+
+Only the API process sees prompts as text, and only the engine knows what it has forgotten; so this is an estimate: the
+prompts that were used last, as many as their tokens fit into what the engine holds. Nothing is kept before the first
+gateway has asked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from weft.ipc.messages import End
+from weft.server.values import Prompt
+from weft.text.digests import Digests, chat_digests, ids_digests, text_digests
+
+MAX_DIGESTS = 4096
+_KEEP = 0.9  # of the average, per further prompt
+
+
+class HeldPrefixes:
+    """See the module's docstring.
+
+    Attributes:
+        version: changes with what is held.
+        tokens_per_char: of the prompts so far; None while there was none.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.tokens_per_char: float | None = None
+        self._asked = False
+        self._tokens: OrderedDict[str, float] = OrderedDict()  # by digest: of its part of the prompt; oldest first
+        self._total = 0.0
+
+    def report(self, held_tokens: int) -> list[str]:
+        """The digests, newest first, of prompts that the engine holds if it holds so many tokens."""
+        self._asked = True
+        while self._tokens and (self._total > held_tokens or len(self._tokens) > MAX_DIGESTS):
+            _, tokens = self._tokens.popitem(last=False)
+            self._total -= tokens
+            self.version += 1
+        return list(reversed(self._tokens))
+
+    def note(self, prompt: Prompt, model: str, end: End) -> None:
+        """A prompt has been computed. `model`: the name of its adapter; empty for the model itself."""
+        if not self._asked or not end.prompt_tokens:
+            return
+        digests = digests_of(prompt, model)
+        if not digests:
+            return
+        length = digests[-1][1]
+        per_unit = end.prompt_tokens / max(1, length)
+        if prompt.token_ids is None and length:
+            mean = self.tokens_per_char
+            self.tokens_per_char = per_unit if mean is None else _KEEP * mean + (1 - _KEEP) * per_unit
+        before = 0
+        for digest, upto in digests:
+            self._total -= self._tokens.pop(digest, 0.0)
+            self._tokens[digest] = (upto - before) * per_unit
+            self._total += self._tokens[digest]
+            before = upto
+        self.version += 1
+        while len(self._tokens) > 2 * MAX_DIGESTS:
+            self._total -= self._tokens.popitem(last=False)[1]
+
+    def clear(self) -> None:
+        """The engine has forgotten everything."""
+        self._tokens.clear()
+        self._total = 0.0
+        self.version += 1
+
+
+def digests_of(prompt: Prompt, model: str) -> Digests:
+    if prompt.messages is not None:
+        return chat_digests(prompt.messages, model)
+    if prompt.token_ids is not None:
+        return ids_digests(prompt.token_ids, model)
+    return text_digests(prompt.text or "", model)
