@@ -30,7 +30,7 @@ def create_speaker(settings: Settings) -> Speaker | None:
         logger.warning("no speech: %s", error.message)
         return None
     try:
-        speaker.check(voice, 1.0)
+        speaker.begin(voice, 1.0, None)
     except InvalidRequestError as error:
         raise SettingsError(f"speech.{error.message}") from None
     return speaker
