@@ -230,6 +230,17 @@ async def test_more_than_a_few_at_once_are_refused(app: FastAPI, http: httpx.Asy
     assert (await http.post(PATH, json={"input": "one"})).status_code == 200
 
 
+async def test_metrics(http: httpx.AsyncClient, speaker: FakeSpeaker, app: FastAPI) -> None:
+    speaker.failures[1] = EngineError("broke")
+    desk = app.state.speech
+    for _ in range(2):
+        desk.begin(None, None, None).push("one two ")
+    await until(lambda: desk.failures == 2)
+    lines = (await http.get("/metrics")).text.splitlines()
+    assert 'weft_speech_utterances{state="open"} 2.0' in lines
+    assert "weft_speech_seconds_total 0.02" in lines and "weft_speech_failures_total 2.0" in lines
+
+
 # ---- text that comes piece by piece ------------------------------------------------------------------------------
 
 

@@ -222,7 +222,7 @@ class Desk:
     async def close(self) -> None:
         """Breaks off what is being said and ends the threads."""
         if self._speaker is not None:
-            self._speaker.close()
+            await asyncio.to_thread(self._speaker.close)
         await asyncio.to_thread(self._threads.shutdown)
 
 
