@@ -106,6 +106,7 @@ def test_a_server_survives_its_speech() -> None:
             pid = speaking(worker)
             assert pid is not None and "espeak" not in Path(f"/proc/{worker.pid}/maps").read_text()
             os.kill(pid, signal.SIGKILL)
+            wait_gone(pid)
         worker.http.post(PATH, json={"input": "Hello."}).raise_for_status()
         pid = speaking(worker)
         worker.terminate()

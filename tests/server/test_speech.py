@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from tests.server.driver import Call
 from tests.server.fakes import FACTS, FakeEngineClient, FakeSpeaker, settings
 from weft.config.settings import Settings, SpeechSettings
-from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, QueueFullError
+from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, QueueFullError, UnavailableError
 from weft.server import create_app
 from weft.server.speech import AHEAD, AT_ONCE, BrokenSpeech, Desk, Utterance
 
@@ -402,5 +402,11 @@ async def test_a_desk_that_closes_breaks_off_what_is_said(speaker: FakeSpeaker) 
     await until(lambda: speaker.made == 1)
     await desk.close()
     assert speaker.closed
+    late = desk.begin(None, None, None)
+    for _ in range(2):
+        late.push("one two ")  # harmless
+    with pytest.raises(UnavailableError):
+        await late.next()
+    late.close()
     utterance.close()
     await until(lambda: desk.used == 0)

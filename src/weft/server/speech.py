@@ -144,8 +144,12 @@ class Utterance:
 
     def _make(self) -> None:
         if self._making is None and self._clauses and len(self._made) < AHEAD:
-            self._making = self._desk.in_thread(self._speech, self._clauses.popleft())
-            self._making.add_done_callback(self._landed)
+            try:
+                self._making = self._desk.in_thread(self._speech, self._clauses.popleft())
+            except UnavailableError as error:
+                self._fail(error)
+            else:
+                self._making.add_done_callback(self._landed)
 
     def _landed(self, making: asyncio.Future[Float32s]) -> None:
         self._making = None
@@ -186,6 +190,7 @@ class Desk:
         self._speaker = speaker
         self._engine = engine
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="speech")
+        self._closed = False
         self.used = 0
         self.seconds = 0.0
         self.failures = 0
@@ -212,7 +217,9 @@ class Desk:
         return Utterance(self, speech)
 
     def in_thread(self, speech: Speech, clause: str) -> asyncio.Future[Float32s]:
-        """For utterances: the clause's sound. There is a thread for each of them."""
+        """For utterances: the clause's sound. Each has a thread. Raises UnavailableError once closed."""
+        if self._closed:
+            raise UnavailableError("the server is shutting down", code="draining")
         return asyncio.get_running_loop().run_in_executor(self._threads, speech.say, clause)
 
     def leave(self) -> None:
@@ -221,6 +228,7 @@ class Desk:
 
     async def close(self) -> None:
         """Breaks off what is being said and ends the threads."""
+        self._closed = True
         if self._speaker is not None:
             await asyncio.to_thread(self._speaker.close)
         await asyncio.to_thread(self._threads.shutdown)
