@@ -384,7 +384,7 @@ class SpeechSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(
             description="The voice of requests that name none, such as `en-us`, or of a Piper voice with several "
             "speakers the name of one. `auto`: espeak goes by the text, Mandarin for Chinese characters, else American "
-            "English; a Piper voice has its first speaker."
+            "English; a Piper voice has its default speaker."
         ),
     ] = "auto"
 

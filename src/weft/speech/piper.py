@@ -23,7 +23,7 @@ _FETCHED = "pinyin"  # phonemes of this type need a model from the network
 class PiperSynthesizer:
     """Speech by a network, on the CPU. It is not the same twice: the network adds noise.
 
-    Voices are "auto", the voice's first speaker, and, where it has several, their names or numbers.
+    Voices are "auto", the voice's default speaker, and, where it has several, their names or numbers.
     """
 
     def __init__(self, path: str) -> None:
