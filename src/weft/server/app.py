@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic.json_schema import models_json_schema
 
 import weft
+from weft import console
 from weft.config.settings import Settings
 from weft.engine.client import EngineClient, ModelFacts
 from weft.server import chat, completions, embeddings, generate, health, live, metrics, models, speech, tokenize
@@ -34,6 +35,7 @@ _GET: dict[str, Endpoint] = {
     "/v1/requests": live.list_requests,
     "/v1/requests/{request_id}": live.get_request,
     "/v1/sessions": live.list_sessions,
+    "/v1/cache": live.show_cache,
 }
 _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/v1/chat/completions": (chat.chat_completions, s.ChatRequest),
@@ -70,6 +72,7 @@ def create_app(
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for path, (endpoint, schema) in _POST.items():
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_body_of(schema))
+    app.router.routes.extend(console.routes())
     install_handlers(app)
     app.add_middleware(
         Edge,

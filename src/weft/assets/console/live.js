@@ -1,0 +1,271 @@
+// The live view: asks once a second while somebody looks, and draws what it was told.
+
+import { api } from "/console/api.js";
+import { count, el, plural, seconds } from "/console/dom.js";
+import { HISTORY, legend, reach, sparkline, stackedBar, waterfall } from "/console/draw.js";
+import { Tree } from "/console/tree.js";
+
+const INTERVAL_MS = 1000;
+const SHOWN_REQUESTS = 30;
+const SHOWN_ROUTES = 12;
+const OPEN = new Set(["queued", "pending", "processing"]);
+
+const GAUGES = [
+  ["queued", "Queued", (stats) => stats.requests.queued],
+  ["pending", "Pending", (stats) => stats.requests.pending],
+  ["processing", "Processing", (stats) => stats.requests.processing],
+  ["rows", "Batch rows", (stats) => stats.batch?.rows ?? 0],
+  ["tokens", "Batch tokens", (stats) => stats.batch?.tokens ?? 0],
+  ["step", "Last step, ms", (stats) => 1000 * (stats.engine.last_step_s ?? 0)],
+];
+
+export class Live {
+  #gateway;
+  #wanted = false;
+  #loop = null; // the AbortController of the polling under way
+  #worker = null;
+  #history = new Map();
+  #tree = new Tree();
+  #panels = {};
+
+  constructor(root, gateway) {
+    this.#gateway = gateway;
+    this.#build(root);
+    document.addEventListener("visibilitychange", () => this.#run());
+  }
+
+  show(wanted) {
+    this.#wanted = wanted;
+    this.#run();
+  }
+
+  // Polls while the view is shown and the page is visible, and only then.
+  #run() {
+    const on = this.#wanted && document.visibilityState === "visible";
+    if (on === (this.#loop !== null)) return;
+    if (!on) {
+      this.#loop.abort();
+      this.#loop = null;
+      return;
+    }
+    this.#loop = new AbortController();
+    this.#poll(this.#loop.signal);
+  }
+
+  async #poll(signal) {
+    while (!signal.aborted) {
+      const began = performance.now();
+      try {
+        await this.#ask(signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        this.#say(error.message);
+      }
+      const left = Math.max(0, INTERVAL_MS - (performance.now() - began));
+      await new Promise((resolve) => {
+        const timer = setTimeout(resolve, left);
+        signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+      });
+    }
+  }
+
+  async #ask(signal) {
+    const get = (path) => api(path, { signal });
+    if (this.#gateway) {
+      const [workers, queue, routes] = await Promise.all([get("/workers"), get("/api/queue"), get("/api/routes")]);
+      if (signal.aborted) return;
+      this.#showWorkers(workers.workers);
+      this.#showQueue(queue);
+      this.#showRoutes(routes.routes);
+    }
+    const prefix = this.#gateway ? `/workers/${encodeURIComponent(this.#worker ?? "")}` : "";
+    if (this.#gateway && this.#worker === null) return;
+    const paths = ["/stats", "/v1/requests", "/v1/sessions", "/v1/cache"];
+    const [stats, requests, sessions, cache] = await Promise.all(paths.map((path) => get(prefix + path)));
+    if (signal.aborted) return;
+    this.#showStats(stats);
+    this.#showKv(stats, cache);
+    this.#tree.show(cache);
+    this.#showRequests(requests.requests);
+    this.#showSessions(sessions.sessions);
+    this.#say("");
+  }
+
+  #say(text) {
+    this.trouble.textContent = text;
+    this.trouble.hidden = text === "";
+  }
+
+  // ---- panels -------------------------------------------------------------------------------------------------
+
+  #build(root) {
+    this.trouble = el("p", { class: "notice", role: "status", hidden: true });
+    root.replaceChildren(el("h1", { class: "unseen" }, "Live view"), this.trouble);
+    if (this.#gateway) {
+      root.append(this.#panel("workers", "Workers"), this.#panel("queue", "Waiting line"), this.#panel("routes", "Routes"));
+      this.picker = el("select", { id: "worker", onchange: () => this.#choose(this.picker.value) });
+      root.append(el("div", { class: "pick" }, el("label", { for: "worker" }, "Worker"), this.picker));
+    }
+    root.append(
+      this.#panel("load", "Requests and batch"),
+      this.#panel("kv", "KV cache"),
+      this.#panel("tree", "Radix tree"),
+      this.#panel("requests", "Requests"),
+      this.#panel("sessions", "Sessions"),
+    );
+    const names = [["request", null, "held by a request"], ["session", null, "by a session"], ["evictable", null, "evictable"]];
+    this.#panels.tree.append(legend(names), this.#tree.node);
+  }
+
+  #panel(name, title) {
+    const body = el("div", { class: "body" });
+    this.#panels[name] = body;
+    return el("section", { class: "panel", id: `panel-${name}`, "aria-label": title }, el("h2", {}, title), body);
+  }
+
+  #choose(name) {
+    this.#worker = name;
+    this.#history.clear();
+  }
+
+  #showStats(stats) {
+    const tiles = GAUGES.map(([name, title, read]) => {
+      const values = this.#history.get(name) ?? [];
+      values.push(read(stats));
+      if (values.length > HISTORY) values.shift();
+      this.#history.set(name, values);
+      const now = values.at(-1);
+      return el(
+        "div",
+        { class: `tile ${name}` },
+        el("span", { class: "name" }, title),
+        el("b", { "data-gauge": name }, name === "step" ? now.toFixed(1) : count(now)),
+        sparkline(values, `${title}, the last ${plural(values.length, "second")}`),
+      );
+    });
+    const ended = Object.entries(stats.requests.finished ?? {}).map(([name, number]) => `${name} ${count(number)}`);
+    const line = `Engine ${stats.engine.backend}, ${count(stats.engine.steps)} steps. Ended: ${ended.join(", ") || "none"}.`;
+    this.#panels.load.replaceChildren(el("div", { class: "tiles" }, tiles), el("p", { class: "hint" }, line));
+  }
+
+  #showKv({ kv, sequence_ids: ids }, cache) {
+    const parts = [["active", cache.active, "active"], ["cached", cache.cached, "cached"], ["free", cache.free, "free"]];
+    const more = [`capacity ${count(cache.capacity)} tokens`, `evicted ${count(kv.evicted_total)}`];
+    if (kv.host) more.push(`second tier ${count(kv.host)}`);
+    if (ids) more.push(`sequence ids ${count(ids.used)} of ${count(ids.total)}`);
+    this.#panels.kv.replaceChildren(
+      stackedBar(parts, cache.capacity),
+      legend(parts),
+      el("p", { class: "hint" }, more.join(" · ")),
+    );
+  }
+
+  #showRequests(all) {
+    const open = all.filter((request) => OPEN.has(request.state));
+    const ended = all.filter((request) => !OPEN.has(request.state));
+    ended.sort((a, b) => (a.ended_s_ago ?? 0) - (b.ended_s_ago ?? 0));
+    const shown = [...open.reverse(), ...ended].slice(0, SHOWN_REQUESTS);
+    if (shown.length === 0) {
+      this.#panels.requests.replaceChildren(el("p", { class: "hint" }, "No requests yet."));
+      return;
+    }
+    const span = reach(shown);
+    const axis = el("span", { class: "axis" }, el("span", {}, `${seconds(span)} ago`), el("span", {}, "now"));
+    const rows = shown.map((request) => [
+      el("code", {}, request.id),
+      el("span", { class: `state ${request.state}` }, request.finish_reason ?? request.state),
+      el("span", {}, el("b", {}, count(request.cached_tokens)), ` / ${count(request.prompt_tokens)}`),
+      count(request.output_tokens),
+      waterfall(request, span),
+      whyMissed(request.miss),
+      request.session_id ?? "",
+    ]);
+    const heads = ["id", "state", "cached / prompt", "output", axis, "miss", "session"];
+    const kinds = ["", "", "number", "number", "wide", "spare", "spare clip"];
+    const times = [["queued", null, "queued"], ["pending", null, "pending"], ["processing", null, "processing"]];
+    this.#panels.requests.replaceChildren(legend(times), table(heads, kinds, rows));
+  }
+
+  #showSessions(sessions) {
+    if (sessions.length === 0) {
+      this.#panels.sessions.replaceChildren(el("p", { class: "hint" }, "No session keeps KV."));
+      return;
+    }
+    const rows = [...sessions].reverse().map((session) => [
+      el("code", {}, session.id),
+      count(session.tokens),
+      count(session.turns),
+      `${seconds(session.last_used_s_ago)} ago`,
+      `in ${seconds(session.expires_in_s)}`,
+    ]);
+    const kinds = ["clip", "number", "number", "number", "number"];
+    this.#panels.sessions.replaceChildren(table(["session", "tokens", "turns", "used", "expires"], kinds, rows));
+  }
+
+  // ---- of a gateway -------------------------------------------------------------------------------------------
+
+  #showWorkers(workers) {
+    const names = workers.map((worker) => worker.name);
+    if (names.join("\n") !== Array.from(this.picker.options, (option) => option.value).join("\n")) {
+      this.picker.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+    }
+    if (!names.includes(this.#worker)) this.#choose(names[0] ?? null);
+    if (this.#worker !== null) this.picker.value = this.#worker;
+    const rows = workers.map((worker) => [
+      el("b", {}, worker.name),
+      el("span", { class: `state ${worker.state}` }, worker.state),
+      used(worker.slots),
+      used(worker.sessions),
+      count(worker.queued),
+      count(worker.hits),
+      count(worker.failures),
+      el("code", {}, worker.url),
+    ]);
+    const heads = ["worker", "state", "slots", "sessions", "queue", "hits", "failures", "url"];
+    const kinds = ["", "", "number", "number", "number", "number", "number", "spare"];
+    this.#panels.workers.replaceChildren(table(heads, kinds, rows));
+  }
+
+  #showQueue({ queue_length: length, tickets = [] }) {
+    const line = length ? `${plural(length, "turn waits", "turns wait")} for a worker.` : "Nobody waits.";
+    const rows = tickets.map((ticket) => [
+      count(ticket.position),
+      el("code", {}, ticket.ticket_id),
+      seconds(ticket.waited_s),
+      Number.isFinite(ticket.estimated_wait_s) ? `about ${seconds(ticket.estimated_wait_s)}` : "",
+    ]);
+    const kinds = ["number", "clip", "number", "number"];
+    const list = rows.length ? table(["position", "ticket", "waited", "to go"], kinds, rows) : null;
+    this.#panels.queue.replaceChildren(el("p", { class: "hint" }, line), ...(list ? [list] : []));
+  }
+
+  #showRoutes(routes) {
+    if (routes.length === 0) {
+      this.#panels.routes.replaceChildren(el("p", { class: "hint" }, "Nothing routed yet."));
+      return;
+    }
+    const rows = routes.slice(0, SHOWN_ROUTES).map((route) => [
+      new Date(1000 * route.time).toLocaleTimeString("en-GB"),
+      route.kind,
+      el("b", {}, route.worker ?? "–"),
+      route.reason,
+      count(route.cached_tokens),
+      Number.isFinite(route.cost) ? seconds(route.cost) : "",
+    ]);
+    const kinds = ["", "spare", "", "", "number", "number spare"];
+    this.#panels.routes.replaceChildren(table(["time", "kind", "worker", "reason", "cached", "cost"], kinds, rows));
+  }
+}
+
+function table(heads, kinds, rows) {
+  const cells = (tag, row) => row.map((cell, i) => el(tag, { class: kinds[i] || null }, cell));
+  return el(
+    "div",
+    { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" },
+    el("table", {}, el("thead", {}, el("tr", {}, cells("th", heads))), el("tbody", {}, rows.map((row) => el("tr", {}, cells("td", row))))),
+  );
+}
+
+const used = ({ used: taken, total }) => `${count(taken)} / ${count(total)}`;
+
+const whyMissed = (miss) => (miss === null || miss === undefined ? "" : `${miss.reason.replaceAll("_", " ")} at ${count(miss.at_token)}`);
