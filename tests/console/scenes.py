@@ -59,7 +59,7 @@ class Scene:
             "requests": {"queued": waiting, "pending": min(2, waiting), "processing": rows, "finished": finished},
             "kv": kv | {"host": 0, "evicted_total": 58_240, "bytes": 41_000_000},
             "sequence_ids": {"total": 8, "used": rows},
-            "batch": {"rows": rows, "tokens": rows + (128 if self.moment % 7 == 0 else 0)},
+            "batch": {"rows": rows, "tokens": rows + (self.moment * 37 % 97 if self.moment % 5 < 2 else 0)},
             "engine": {
                 "backend": "torch",
                 "steps": 80_000 + 41 * self.moment,

@@ -230,7 +230,8 @@ class _Connection:
                     await self._error({"code": "cancelled", "message": "the ticket was cancelled"})
                     return False
             server.served(name)
-        route = {"worker": "loom-1", "reason": "longest cached history"}
+        known = self.session_id in server.kept
+        route = {"worker": "loom-1", "reason": "longest cached history" if known else "no cached history"}
         await self._send("queue_done", waited_s=4.2 if waited else 0.0, route=route)
         return True
 

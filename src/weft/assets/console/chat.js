@@ -146,7 +146,7 @@ class Turn {
     this.said = document.createTextNode("");
     this.status = el("p", { class: "status" }, "connecting");
     this.reply = el("p", { class: "text" }, this.said);
-    this.box = el("div", { class: "answer", "aria-busy": "true" }, el("span", { class: "who" }, "Model"), this.reply);
+    this.box = el("div", { class: "answer", "aria-busy": "true" }, el("span", { class: "who" }, byId("model").textContent), this.reply);
     this.facts = el("div", { class: "facts" });
     this.node = el(
       "li",
@@ -204,8 +204,8 @@ class Turn {
   fail(error, retry) {
     const cancelled = error.code === "cancelled";
     this.#end(cancelled ? "cancelled" : "failed");
-    const wait = error.retryAfterS === null || error.retryAfterS === undefined ? "" : ` Try again in ${seconds(error.retryAfterS)}.`;
-    const text = cancelled ? "Cancelled." : `${error.message}${wait}`;
+    this.box.hidden = this.answer === "";
+    const text = cancelled ? "Cancelled." : problem(error);
     this.again = el("button", { type: "button", class: "quiet small retry", onclick: retry }, "Retry");
     const note = el("p", { class: "problem", role: cancelled ? "status" : "alert" }, el("span", {}, text), " ", this.again);
     this.node.append(note);
@@ -247,6 +247,11 @@ class Turn {
     }
     this.facts.replaceChildren(bar, ...parts);
   }
+}
+
+function problem({ message, retryAfterS }) {
+  const told = /[.!?]$/.test(message) ? message : `${message}.`;
+  return Number.isFinite(retryAfterS) ? `${told} Try again in ${seconds(retryAfterS)}.` : told;
 }
 
 function fact(name, value, unit) {

@@ -14,9 +14,9 @@ const GAUGES = [
   ["queued", "Queued", (stats) => stats.requests.queued],
   ["pending", "Pending", (stats) => stats.requests.pending],
   ["processing", "Processing", (stats) => stats.requests.processing],
-  ["rows", "Batch rows", (stats) => stats.batch?.rows ?? 0],
-  ["tokens", "Batch tokens", (stats) => stats.batch?.tokens ?? 0],
-  ["step", "Last step, ms", (stats) => 1000 * (stats.engine.last_step_s ?? 0)],
+  ["rows", "Rows", (stats) => stats.batch?.rows ?? 0],
+  ["tokens", "Tokens", (stats) => stats.batch?.tokens ?? 0],
+  ["step", "Step, ms", (stats) => 1000 * (stats.engine.last_step_s ?? 0)],
 ];
 
 export class Live {
@@ -102,7 +102,8 @@ export class Live {
     this.trouble = el("p", { class: "notice", role: "status", hidden: true });
     root.replaceChildren(el("h1", { class: "unseen" }, "Live view"), this.trouble);
     if (this.#gateway) {
-      root.append(this.#panel("workers", "Workers"), this.#panel("queue", "Waiting line"), this.#panel("routes", "Routes"));
+      root.classList.add("of-gateway");
+      root.append(this.#panel("workers", "Workers"), this.#panel("queue", "Waiting line"));
       this.picker = el("select", { id: "worker", onchange: () => this.#choose(this.picker.value) });
       root.append(el("div", { class: "pick" }, el("label", { for: "worker" }, "Worker"), this.picker));
     }
@@ -111,8 +112,9 @@ export class Live {
       this.#panel("kv", "KV cache"),
       this.#panel("tree", "Radix tree"),
       this.#panel("requests", "Requests"),
-      this.#panel("sessions", "Sessions"),
     );
+    if (this.#gateway) root.append(this.#panel("routes", "Routes"));
+    root.append(this.#panel("sessions", "Sessions"));
     const names = [["request", null, "held by a request"], ["session", null, "by a session"], ["evictable", null, "evictable"]];
     this.#panels.tree.append(legend(names), this.#tree.node);
   }
@@ -173,7 +175,7 @@ export class Live {
     const axis = el("span", { class: "axis" }, el("span", {}, `${seconds(span)} ago`), el("span", {}, "now"));
     const rows = shown.map((request) => [
       el("code", {}, request.id),
-      el("span", { class: `state ${request.state}` }, request.finish_reason ?? request.state),
+      el("span", { class: `state ${request.state}` }, request.state),
       el("span", {}, el("b", {}, count(request.cached_tokens)), ` / ${count(request.prompt_tokens)}`),
       count(request.output_tokens),
       waterfall(request, span),
@@ -181,7 +183,7 @@ export class Live {
       request.session_id ?? "",
     ]);
     const heads = ["id", "state", "cached / prompt", "output", axis, "miss", "session"];
-    const kinds = ["", "", "number", "number", "wide", "spare", "spare clip"];
+    const kinds = ["", "", "number", "number spare", "wide", "spare", "spare clip"];
     const times = [["queued", null, "queued"], ["pending", null, "pending"], ["processing", null, "processing"]];
     this.#panels.requests.replaceChildren(legend(times), table(heads, kinds, rows));
   }
