@@ -115,19 +115,17 @@ def requests(rng: random.Random) -> list[dict[str, Any]]:
             "priority": 0,
             "session_id": rng.choice([None, *(f"chat-{name}" for name in NAMES)]),
             "adapter": None,
-            "prompt_tokens": rng.randint(200, 900),
+            "prompt_tokens": rng.randint(440, 980),
             "output_tokens": round(processing * 38),
-            "miss": {
-                "reason": rng.choice(["never_seen", "diverged", "evicted"]),
-                "at_token": rng.choice(SYSTEM_PROMPTS),
-            },
             "chunks": 1,
             "retractions": 0,
             "finish_reason": None,
             "error": None,
             "kv": {"tokens": 300, "bytes": 90_000},
         }
-        record["cached_tokens"] = min(record["prompt_tokens"], rng.choice([0, 420, 420, 310]))
+        cached = rng.choice([0, *SYSTEM_PROMPTS])
+        reason = rng.choice(["diverged", "evicted"]) if cached else "never_seen"
+        record |= {"cached_tokens": cached, "miss": {"reason": reason, "at_token": cached}}
         life = queued + pending + processing
         times = {"queued_s": queued, "pending_s": pending, "processing_s": processing}
         if life < age:
