@@ -129,7 +129,7 @@ def requests(rng: random.Random) -> list[dict[str, Any]]:
         life = queued + pending + processing
         times = {"queued_s": queued, "pending_s": pending, "processing_s": processing}
         if life < age:
-            state = rng.choice(["completed"] * 8 + ["cancelled", "timeout"])
+            state = rng.choice(["completed"] * 14 + ["cancelled", "timeout"])
             record |= {"state": state, "ended_s_ago": age - life, "age_s": life}
             record["finish_reason"] = "stop" if state == "completed" else None
         elif number < 24:

@@ -133,3 +133,18 @@ async def widths(page: Page, selector: str) -> list[float]:
         "sel => document.getAnimations().length === 0 && document.querySelector(sel)", arg=selector
     )
     return await page.locator(selector).evaluate_all(script)
+
+
+async def test_a_scrolled_table_stays_where_it_is(open_page: Open, worker: Scripted) -> None:
+    async with open_page(worker.url, "/console#live") as page:
+        box = page.get_by_role("group", name="Requests")
+        await expect(box.locator("tbody tr")).to_have_count(26)
+        await box.focus()
+        await page.keyboard.press("End")
+        await page.wait_for_function("() => document.querySelector('#panel-requests .scroll').scrollTop > 100")
+        async with page.expect_response("**/v1/requests"):
+            pass
+        async with page.expect_response("**/v1/requests"):
+            pass
+        await expect(box).to_be_focused()
+        assert await box.evaluate("node => node.scrollTop") > 100

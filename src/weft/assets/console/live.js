@@ -125,6 +125,21 @@ export class Live {
     return el("section", { class: "panel", id: `panel-${name}`, "aria-label": title }, el("h2", {}, title), body);
   }
 
+  // Fills a panel with an introduction and a table. The box around the table stays, and with it its focus and scroll.
+  #table(name, intro, heads, kinds, rows) {
+    const panel = this.#panels[name];
+    if (panel.children.length === 0) {
+      const label = panel.parentNode.getAttribute("aria-label");
+      panel.append(el("div"), el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }));
+    }
+    const [above, box] = panel.children;
+    above.replaceChildren(...(intro === null ? [] : [intro]));
+    const cells = (tag, row) => row.map((cell, i) => el(tag, { class: kinds[i] || null }, cell));
+    const body = el("tbody", {}, rows.map((row) => el("tr", {}, cells("td", row))));
+    box.hidden = rows.length === 0;
+    box.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, cells("th", heads))), body));
+  }
+
   #choose(name) {
     this.#worker = name;
     this.#history.clear();
@@ -147,7 +162,7 @@ export class Live {
     });
     const ended = Object.entries(stats.requests.finished ?? {}).map(([name, number]) => `${name} ${count(number)}`);
     const line = `Engine ${stats.engine.backend}, ${count(stats.engine.steps)} steps. Ended: ${ended.join(", ") || "none"}.`;
-    this.#panels.load.replaceChildren(el("div", { class: "tiles" }, tiles), el("p", { class: "hint" }, line));
+    this.#panels.load.replaceChildren(el("div", { class: "tiles" }, tiles), hint(line));
   }
 
   #showKv({ kv, sequence_ids: ids }, cache) {
@@ -158,7 +173,7 @@ export class Live {
     this.#panels.kv.replaceChildren(
       stackedBar(parts, cache.capacity),
       legend(parts),
-      el("p", { class: "hint" }, more.join(" · ")),
+      hint(more.join(" · ")),
     );
   }
 
@@ -167,10 +182,6 @@ export class Live {
     const ended = all.filter((request) => !OPEN.has(request.state));
     ended.sort((a, b) => (a.ended_s_ago ?? 0) - (b.ended_s_ago ?? 0));
     const shown = [...open.reverse(), ...ended].slice(0, SHOWN_REQUESTS);
-    if (shown.length === 0) {
-      this.#panels.requests.replaceChildren(el("p", { class: "hint" }, "No requests yet."));
-      return;
-    }
     const span = reach(shown);
     const axis = el("span", { class: "axis" }, el("span", {}, `${seconds(span)} ago`), el("span", {}, "now"));
     const rows = shown.map((request) => [
@@ -185,14 +196,11 @@ export class Live {
     const heads = ["id", "state", "cached / prompt", "output", axis, "miss", "session"];
     const kinds = ["", "", "number", "number spare", "wide", "spare", "spare clip"];
     const times = [["queued", null, "queued"], ["pending", null, "pending"], ["processing", null, "processing"]];
-    this.#panels.requests.replaceChildren(legend(times), table(heads, kinds, rows));
+    const intro = rows.length ? legend(times) : hint("No requests yet.");
+    this.#table("requests", intro, heads, kinds, rows);
   }
 
   #showSessions(sessions) {
-    if (sessions.length === 0) {
-      this.#panels.sessions.replaceChildren(el("p", { class: "hint" }, "No session keeps KV."));
-      return;
-    }
     const rows = [...sessions].reverse().map((session) => [
       el("code", {}, session.id),
       count(session.tokens),
@@ -201,7 +209,8 @@ export class Live {
       `in ${seconds(session.expires_in_s)}`,
     ]);
     const kinds = ["clip", "number", "number", "number", "number"];
-    this.#panels.sessions.replaceChildren(table(["session", "tokens", "turns", "used", "expires"], kinds, rows));
+    const intro = rows.length ? null : hint("No session keeps KV.");
+    this.#table("sessions", intro, ["session", "tokens", "turns", "used", "expires"], kinds, rows);
   }
 
   // ---- of a gateway -------------------------------------------------------------------------------------------
@@ -225,7 +234,7 @@ export class Live {
     ]);
     const heads = ["worker", "state", "slots", "sessions", "queue", "hits", "failures", "url"];
     const kinds = ["", "", "number", "number", "number", "number", "number", "spare"];
-    this.#panels.workers.replaceChildren(table(heads, kinds, rows));
+    this.#table("workers", rows.length ? null : hint("No workers."), heads, kinds, rows);
   }
 
   #showQueue({ queue_length: length, tickets = [] }) {
@@ -237,15 +246,10 @@ export class Live {
       Number.isFinite(ticket.estimated_wait_s) ? `about ${seconds(ticket.estimated_wait_s)}` : "",
     ]);
     const kinds = ["number", "clip", "number", "number"];
-    const list = rows.length ? table(["position", "ticket", "waited", "to go"], kinds, rows) : null;
-    this.#panels.queue.replaceChildren(el("p", { class: "hint" }, line), ...(list ? [list] : []));
+    this.#table("queue", hint(line), ["position", "ticket", "waited", "to go"], kinds, rows);
   }
 
   #showRoutes(routes) {
-    if (routes.length === 0) {
-      this.#panels.routes.replaceChildren(el("p", { class: "hint" }, "Nothing routed yet."));
-      return;
-    }
     const rows = routes.slice(0, SHOWN_ROUTES).map((route) => [
       new Date(1000 * route.time).toLocaleTimeString("en-GB"),
       route.kind,
@@ -255,18 +259,12 @@ export class Live {
       Number.isFinite(route.cost) ? seconds(route.cost) : "",
     ]);
     const kinds = ["", "spare", "", "", "number", "number spare"];
-    this.#panels.routes.replaceChildren(table(["time", "kind", "worker", "reason", "cached", "cost"], kinds, rows));
+    const intro = rows.length ? null : hint("Nothing routed yet.");
+    this.#table("routes", intro, ["time", "kind", "worker", "reason", "cached", "cost"], kinds, rows);
   }
 }
 
-function table(heads, kinds, rows) {
-  const cells = (tag, row) => row.map((cell, i) => el(tag, { class: kinds[i] || null }, cell));
-  return el(
-    "div",
-    { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" },
-    el("table", {}, el("thead", {}, el("tr", {}, cells("th", heads))), el("tbody", {}, rows.map((row) => el("tr", {}, cells("td", row))))),
-  );
-}
+const hint = (text) => el("p", { class: "hint" }, text);
 
 const used = ({ used: taken, total }) => `${count(taken)} / ${count(total)}`;
 
