@@ -13,10 +13,14 @@ NAMES = ("maria", "tomas", "li-wei", "amara", "jonas", "yuki", "priya", "oskar")
 
 
 class Scene:
-    """Answers the live view's questions. `moment` counts the answers of /stats: load rises and falls with it."""
+    """Answers the live view's questions. `moment` counts the answers of /stats: load rises and falls with it.
+
+    `missing`: paths that answer 503.
+    """
 
     def __init__(self) -> None:
         self.moment = 0
+        self.missing: set[str] = set()
         self.cache = tree(random.Random(7))
         self.workers = [
             _worker("loom-1", 8001, 6, 31, 2, 214, 0),

@@ -110,6 +110,8 @@ class Scripted:
 
     async def _get(self, request: Request) -> Response:
         self.polls.append(request.url.path)
+        if request.url.path in self.scene.missing:
+            return JSONResponse({"error": {"message": "no answer from the engine", "code": "engine_busy"}}, 503)
         return JSONResponse(self.scene.answer(request.url.path))
 
     async def _cancel(self, request: Request) -> Response:

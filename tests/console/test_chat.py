@@ -213,6 +213,19 @@ async def test_a_new_conversation_begins_with_nothing(open_page: Open, worker: S
     assert [m["content"] for m in worker.sent("prefill")[1]["messages"]] == ["New"]
 
 
+async def test_a_new_conversation_in_the_middle_of_an_answer(open_page: Open, worker: Scripted) -> None:
+    worker.turns.append(Turn(["Once", " upon"], pause_at=1))
+    async with open_page(worker.url) as page:
+        await say(page, "Old")
+        await expect(turn(page, 0).locator(".answer .text")).to_have_text("Once")
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(page.locator(".turn")).to_have_count(0)
+        await say(page, "New")
+        await ended(page, 0)
+    assert len(worker.sent("stop")) == 1
+    assert [m["content"] for m in worker.sent("prefill")[1]["messages"]] == ["New"]
+
+
 async def test_what_a_model_says_stays_text(open_page: Open, worker: Scripted) -> None:
     worker.turns.append(Turn([HOSTILE[:20], HOSTILE[20:]]))
     async with open_page(worker.url) as page:
@@ -240,6 +253,15 @@ async def test_the_key_is_asked_for(open_page: Open) -> None:
         await ended(page, 0)
         await expect(dialog).to_have_count(0)
         assert "s3cret" not in await page.content()
+
+
+async def test_a_key_that_no_websocket_can_carry_is_told(open_page: Open) -> None:
+    async with Scripted(key="a/b").serve() as server, open_page(server.url) as page:
+        page.watch.allowed.append(r"401 ")
+        await page.get_by_label("API key", exact=True).fill("a/b")
+        await page.keyboard.press("Enter")
+        await say(page, "Hello")
+        await expect((await ended(page, 0, "failed")).get_by_role("alert")).to_contain_text("has characters")
 
 
 async def test_without_a_key_the_page_says_so(open_page: Open) -> None:

@@ -114,6 +114,18 @@ async def polls(page: Page) -> int:
     return sum(url.endswith("/stats") for url in page.watch.urls)
 
 
+async def test_what_answers_is_shown_though_something_does_not(open_page: Open, gateway: Scripted) -> None:
+    gateway.scene.missing = {"/workers/loom-1/v1/cache"}
+    async with open_page(gateway.url, "/console#live") as page:
+        page.watch.allowed.append("503 .*/v1/cache")
+        await expect(page.get_by_role("status")).to_have_text("no answer from the engine")
+        await expect(page.locator("#panel-sessions tbody tr")).to_have_count(8)
+        await expect(page.locator("[data-kv=free]")).to_have_count(0)
+        gateway.scene.missing = set()
+        await expect(page.locator("[data-kv=free]")).to_be_visible()
+        await expect(page.get_by_role("status")).to_have_count(0)
+
+
 async def test_a_server_that_goes_away_is_told(open_page: Open) -> None:
     server = Scripted()
     running = server.serve()

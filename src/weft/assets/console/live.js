@@ -1,6 +1,6 @@
 // The live view: asks once a second while somebody looks, and draws what it was told.
 
-import { api } from "/console/api.js";
+import { ApiError, api } from "/console/api.js";
 import { count, el, plural, seconds } from "/console/dom.js";
 import { HISTORY, legend, reach, sparkline, stackedBar, waterfall } from "/console/draw.js";
 import { Tree } from "/console/tree.js";
@@ -26,6 +26,7 @@ export class Live {
   #worker = null;
   #history = new Map();
   #tree = new Tree();
+  kvMore = hint("");
   #panels = {};
 
   constructor(root, gateway) {
@@ -55,40 +56,50 @@ export class Live {
   async #poll(signal) {
     while (!signal.aborted) {
       const began = performance.now();
-      try {
-        await this.#ask(signal);
-      } catch (error) {
-        if (signal.aborted) return;
-        this.#say(error.message);
-      }
+      await this.#ask(signal);
       const left = Math.max(0, INTERVAL_MS - (performance.now() - began));
-      await new Promise((resolve) => {
-        const timer = setTimeout(resolve, left);
-        signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-      });
+      await new Promise((resolve) => setTimeout(resolve, left));
     }
   }
 
   async #ask(signal) {
-    const get = (path) => api(path, { signal });
+    const told = [];
     if (this.#gateway) {
-      const [workers, queue, routes] = await Promise.all([get("/workers"), get("/api/queue"), get("/api/routes")]);
-      if (signal.aborted) return;
-      this.#showWorkers(workers.workers);
-      this.#showQueue(queue);
-      this.#showRoutes(routes.routes);
+      const whole = [
+        ["/workers", (answer) => this.#showWorkers(answer.workers)],
+        ["/api/queue", (answer) => this.#showQueue(answer)],
+        ["/api/routes", (answer) => this.#showRoutes(answer.routes)],
+      ];
+      told.push(...(await this.#each(whole, "", signal)));
     }
-    const prefix = this.#gateway ? `/workers/${encodeURIComponent(this.#worker ?? "")}` : "";
-    if (this.#gateway && this.#worker === null) return;
-    const paths = ["/stats", "/v1/requests", "/v1/sessions", "/v1/cache"];
-    const [stats, requests, sessions, cache] = await Promise.all(paths.map((path) => get(prefix + path)));
-    if (signal.aborted) return;
-    this.#showStats(stats);
-    this.#showKv(stats, cache);
-    this.#tree.show(cache);
-    this.#showRequests(requests.requests);
-    this.#showSessions(sessions.sessions);
-    this.#say("");
+    const of = this.#gateway ? `/workers/${encodeURIComponent(this.#worker)}` : "";
+    const one = [
+      ["/stats", (answer) => this.#showStats(answer)],
+      ["/v1/cache", (answer) => this.#showCache(answer)],
+      ["/v1/requests", (answer) => this.#showRequests(answer.requests)],
+      ["/v1/sessions", (answer) => this.#showSessions(answer.sessions)],
+    ];
+    if (!this.#gateway || this.#worker !== null) told.push(...(await this.#each(one, of, signal)));
+    if (!signal.aborted) this.#say(told[0] ?? "");
+  }
+
+  // Asks all of them at once and shows those that answer; what the others say is returned.
+  async #each(questions, prefix, signal) {
+    const troubles = [];
+    await Promise.all(questions.map(async ([path, show]) => {
+      try {
+        const answer = await api(prefix + path, { signal, quiet: true });
+        if (!signal.aborted) show(answer);
+      } catch (error) {
+        if (signal.aborted) return;
+        if (error instanceof ApiError) troubles.push(error.message);
+        else {
+          console.error(error);
+          troubles.push(`The answer of ${prefix + path} is not understood.`);
+        }
+      }
+    }));
+    return troubles;
   }
 
   #say(text) {
@@ -163,18 +174,21 @@ export class Live {
     const ended = Object.entries(stats.requests.finished ?? {}).map(([name, number]) => `${name} ${count(number)}`);
     const line = `Engine ${stats.engine.backend}, ${count(stats.engine.steps)} steps. Ended: ${ended.join(", ") || "none"}.`;
     this.#panels.load.replaceChildren(el("div", { class: "tiles" }, tiles), hint(line));
+    const more = [`evicted ${count(stats.kv.evicted_total)}`];
+    if (stats.kv.host) more.push(`second tier ${count(stats.kv.host)}`);
+    if (stats.sequence_ids) more.push(`sequence ids ${count(stats.sequence_ids.used)} of ${count(stats.sequence_ids.total)}`);
+    this.kvMore.textContent = more.join(" · ");
   }
 
-  #showKv({ kv, sequence_ids: ids }, cache) {
+  #showCache(cache) {
     const parts = [["active", cache.active, "active"], ["cached", cache.cached, "cached"], ["free", cache.free, "free"]];
-    const more = [`capacity ${count(cache.capacity)} tokens`, `evicted ${count(kv.evicted_total)}`];
-    if (kv.host) more.push(`second tier ${count(kv.host)}`);
-    if (ids) more.push(`sequence ids ${count(ids.used)} of ${count(ids.total)}`);
     this.#panels.kv.replaceChildren(
       stackedBar(parts, cache.capacity),
       legend(parts),
-      hint(more.join(" · ")),
+      hint(`capacity ${count(cache.capacity)} tokens`),
+      this.kvMore,
     );
+    this.#tree.show(cache);
   }
 
   #showRequests(all) {
