@@ -214,6 +214,7 @@ class FakeEngineClient:
             "request": NotFoundError("not known here", param="request_id"),
             "sessions": {"sessions": []},
             "end_session": {"ended": True, "aborted": 0},
+            "cache": {"capacity": 4, "free": 4, "cached": 0, "active": 0, "nodes": [], "truncated": 0},
         }
         self.engine_queries: list[tuple[str, dict[str, Any]]] = []
         self.text_answer: dict[str, Any] | WeftError = {

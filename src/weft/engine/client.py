@@ -41,7 +41,7 @@ from weft.ipc.messages import (
 )
 from weft.ipc.sockets import Endpoints, Outbox
 
-EngineOp = Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
+EngineOp = Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session", "cache"]
 
 _RECEIVE_S = 0.005  # before others on the event loop have their turn
 

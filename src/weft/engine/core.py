@@ -40,6 +40,7 @@ from weft.engine.sizing import (
 from weft.engine.trace import CacheShape, Header, ModelFacts, Recorder, keep_older
 from weft.ipc.errors import error_info
 from weft.ipc.messages import CacheMissInfo, End, Heartbeat, LogprobItem, Submit, TokenOutput
+from weft.kv.snapshot import snapshot
 from weft.scheduler.scheduler import Scheduler, Update
 
 logger = logging.getLogger(__name__)
@@ -329,6 +330,10 @@ class EngineCore:
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions whose KV is kept."""
         return self.scheduler.cache.sessions(self._now.refresh())
+
+    def cache(self) -> dict[str, Any]:
+        """See `weft.kv.snapshot`."""
+        return snapshot(self.scheduler.cache, self._now.refresh())
 
     def end_session(self, session_id: str) -> dict[str, Any]:
         """Ends a session and its requests. Raises NotFoundError when there is neither."""

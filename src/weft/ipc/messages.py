@@ -115,11 +115,12 @@ class EngineQuery(_Message):
 
     stats -> the JSON of GET /stats; flush_cache -> {"flushed_tokens"}; metrics -> {"counters", "gauges", "histograms"};
     requests -> {"requests": [...]}, live and recent; request, with `request_id` -> one of them;
-    sessions -> {"sessions": [...]}; end_session, with `session_id` -> {"ended", "aborted"}.
+    sessions -> {"sessions": [...]}; end_session, with `session_id` -> {"ended", "aborted"};
+    cache -> the JSON of GET /v1/cache.
     """
 
     call_id: int
-    op: Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
+    op: Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session", "cache"]
     request_id: int | None = None
     session_id: str | None = None
 

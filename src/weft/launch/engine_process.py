@@ -153,6 +153,8 @@ class EngineProcess:
                 return {"sessions": core.sessions()}
             case "end_session":
                 return core.end_session(query.session_id or "")
+            case "cache":
+                return core.cache()
 
     def _send(self, outputs: list[TokenOutput]) -> None:
         batches: dict[int, list[TokenOutput]] = {}

@@ -31,6 +31,7 @@ from weft.server import (
 )
 from weft.server import schemas as s
 from weft.server.jobs import Server
+from weft.web import console
 from weft.web.edge import Edge, Gate
 from weft.web.errors import install_handlers
 
@@ -47,6 +48,7 @@ _GET: dict[str, Endpoint] = {
     "/v1/requests/{request_id}": live.get_request,
     "/v1/sessions": live.list_sessions,
     "/worker": worker.worker,
+    "/v1/cache": live.show_cache,
 }
 _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/v1/chat/completions": (chat.chat_completions, s.ChatRequest),
@@ -83,6 +85,7 @@ def create_app(
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for path, (endpoint, schema) in _POST.items():
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_body_of(schema))
+    app.router.routes.extend(console.routes())
     install_handlers(app)
     app.add_middleware(
         Edge,

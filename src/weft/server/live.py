@@ -1,4 +1,4 @@
-"""What is alive: /v1/requests and /v1/sessions. The engine knows most of it.
+"""What is alive: /v1/requests, /v1/sessions and /v1/cache. The engine knows most of it.
 
 A request that is open here but not known to the engine yet is being tokenized; it is shown as queued, without tokens.
 """
@@ -45,6 +45,12 @@ async def list_sessions(request: Request) -> Response:
     """Sessions whose KV is kept."""
     server: Server = request.app.state.server
     return _json(await server.ask_engine("sessions", QUERY_LIMIT_S))
+
+
+async def show_cache(request: Request) -> Response:
+    """What the KV cache holds, as a tree of numbers."""
+    server: Server = request.app.state.server
+    return _json(await server.ask_engine("cache", QUERY_LIMIT_S))
 
 
 async def end_session(request: Request) -> Response:

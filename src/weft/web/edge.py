@@ -16,11 +16,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.core.errors import AuthenticationError, BodyTooLargeError, WeftError
+from weft.web import console
 from weft.web.errors import error_response, internal_error, log
 from weft.web.gone import ClientGone
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Probes carry no keys."""
+OPEN_PATHS = frozenset({"/health", "/ready"}) | console.PATHS
+"""Probes carry no keys, nor does a browser that is only told an address."""
 
 LINGER_S = 2.0
 """How long the rest of a refused body is read and dropped, so that the client gets to see the answer."""
