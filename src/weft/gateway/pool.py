@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -342,12 +343,12 @@ class Pool:
         cost = lease.choice.cost_s
         self.routes.append(
             {
-                "at_s": self.clock(),
+                "time": round(time.time(), 3),
                 "kind": lease.wanted.kind,
                 "worker": lease.worker.name,
                 "reason": reason,
                 "cached_tokens": cached_tokens,
-                "cost_s": None if cost is None else round(cost, 6),
+                "cost": None if cost is None else round(cost, 6),
                 "waited_s": round(lease.waited_s, 6),
             }
         )
