@@ -96,6 +96,9 @@ class PrefillAdder:
         self._cache.attach(request, reuse=reuses_cache(request), now_s=self._now_s)
         if request.retractions:
             request.miss = first_miss  # that its own KV had to go is no miss of the prompt
+        elif request.resumed_len and request.miss is not None:
+            if request.miss.at_token + self._cache.page_size >= request.input_len:
+                request.miss = None  # nor is what lies behind the prompt
         request.planned_len = request.cached_len
         shared = before - self._cache.available  # can no longer be evicted
         self._step_room -= shared
