@@ -9,7 +9,6 @@ each character, whether or not the result is of use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,6 +148,8 @@ class TextWorker:
         state.used = piece.tokens_used
         state.stopped_by = piece.matched_stop
         state.finish_sent = state.stopped_by is not None  # the Submit says so
+        if state.wants_logprobs:
+            state.pending.resumed_bytes = b"".join(map(self.tokenizer.token_bytes, ids))
         if chars is None:
             state.told = len(ids)
             return
@@ -166,7 +167,10 @@ class TextWorker:
 
     def _check_resumed(self, request: TextRequest) -> None:
         """Raises InvalidRequestError where an answer cannot go on; what only the engine knows, it judges."""
-        self._check_ids(request.resume_ids, "weft_resume.token_ids")
+        for token in request.resume_ids:
+            if not 0 <= token < 2**31:  # as of a prompt's
+                text = f"weft_resume: token id {token} is not in the vocabulary"
+                raise InvalidRequestError(text, param="weft_resume")
         if len(request.request_ids) != 1 or not request.stream or request.echo or request.params.embed:
             text = "weft_resume: only allowed for one answer that streams, and without echo"
             raise InvalidRequestError(text, param="weft_resume")

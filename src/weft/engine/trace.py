@@ -3,7 +3,7 @@
 The first line is a `Header` with what a fresh scheduler and cache need; every other line is an event with the time that
 the scheduler's clock showed, `t`, in seconds. Inputs (`Add`, `Abort`, `Complete`, `Expire`, `Flush`, `Reset`,
 `EndSession`, `Apply`, `Fail`, `Cancelled`) are enough to do it all over again; `Refused`, `Plan` and `End` are what the
-scheduler made of them, for comparison. `weft simulate FILE` does that. Prompts, and the tokens that a request was resumed with, are little-endian int32, base64.
+scheduler made of them, for comparison. `weft simulate FILE` does that. Token ids are little-endian int32, base64.
 
 `Recorder` is called by the engine and never disturbs it: a call appends to a list, a thread of its own encodes and
 writes. A disk that is full or too slow ends the recording, with one line in the log, not the engine.
