@@ -205,7 +205,7 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
 
     The first delta with `prompt_logprobs` has one entry per prompt token, None for the first token.
     `prompt_text` is set in the first delta of a request with `echo`. `embedding` is `TokenOutput`'s, in the last one.
-    `resumed_bytes`: those of all tokens that it was resumed with, in the first delta, for who counts `logprobs`' places.
+    `resumed_bytes`: those of all tokens that it was resumed with, in the first delta, where there are `logprobs`.
     """
 
     request_id: int

@@ -1,9 +1,9 @@
 """From a checked body to the engine: `Server` is what all endpoints share, a `Job` is one HTTP request that generates.
 
 Invariants: a job that was started is closed exactly once, in a `finally`, and is in `Server.jobs` only in between; its
-first engine id is the HTTP request's id, so that `X-Request-Id`, the answer's `id` and the engine's words agree. Where
-a gateway has given an id of its own, that is what clients are shown; the engine's goes into a header of its own. Each of
-a job's ids holds one place of `Server.admission` from before it is submitted until it has ended or was closed.
+first engine id is the HTTP request's id, so that `X-Request-Id`, the answer's `id` and the engine's words agree;
+where a gateway has given an id of its own, clients are shown that one. Each of its ids holds one place of
+`Server.admission` from before it is submitted until it has ended or was closed.
 """
 
 from __future__ import annotations

@@ -52,10 +52,14 @@ _INPUTS = _by_hand(
 _SPEECH_FORMAT = _by_hand(values.speech_format, {"enum": ["wav", "pcm", None]})
 
 
-class Body(BaseModel):
-    """Base of all bodies: immutable, strict, no unknown fields."""
+class Strict(BaseModel):
+    """Immutable, strict, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Body(Strict):
+    """Base of all bodies."""
 
     reserved_tokens: ClassVar[int] = 1
     """Tokens of the context that a prompt has to leave."""
@@ -103,7 +107,7 @@ class Request(Body):
     user: Annotated[str, Field(max_length=512)] | None = None
 
 
-class Resume(Body):
+class Resume(Strict):
     """An answer that has begun elsewhere; see docs/http-api.md, For gateways."""
 
     token_ids: Annotated[list[int], *_RESUMED]
