@@ -145,6 +145,8 @@ class EngineCore:
             "session_ttl_s": message.session_ttl_s,
             "adapter": message.adapter,
         }
+        if message.resume_ids:
+            facts["resume_ids"] = np.frombuffer(message.resume_ids, dtype=np.int32)
         try:
             try:
                 self._check_features(message.params)
@@ -154,6 +156,8 @@ class EngineCore:
             if self._recorder is not None:
                 self._recorder.add(now, message.request_id, prompt_ids, message.params, **facts)
             self.scheduler.add(message.request_id, prompt_ids, message.params, **facts)
+            if message.complete:
+                self.complete(message.request_id)
         except WeftError as error:
             if self._recorder is not None:
                 self._recorder.refused(now, message.request_id, error)

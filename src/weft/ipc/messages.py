@@ -40,6 +40,8 @@ class TextRequest(_Message):
     Exactly one of `text`, `token_ids`, `messages` is set. The k-th id gets seed `params.seed + k` where there is one.
     `arrival_s` and `deadline_s` are on the system's monotonic clock, which all processes of one machine share.
     `adapter`: 0 for the model itself, k for the k-th of `model.lora`.
+    `resume_ids` (of one id that streams): the answer has begun with these tokens elsewhere; its deltas tell what comes
+    after them, and of their text what lies beyond `resume_chars` characters; None: beyond what a stream shows of them.
     """
 
     request_ids: list[int]
@@ -57,6 +59,8 @@ class TextRequest(_Message):
     session_id: str | None = None
     session_ttl_s: float | None = None
     adapter: int = 0
+    resume_ids: list[int] = []
+    resume_chars: int | None = None
 
 
 class TextQuery(_Message):
@@ -76,7 +80,10 @@ class TextQuery(_Message):
 
 
 class Submit(_Message):
-    """A tokenized request for the engine; token ids are the bytes of an int32 array."""
+    """A tokenized request for the engine; token ids are the bytes of an int32 array.
+
+    `resume_ids`: what was generated for it before it came here. `complete`: a stop string was found in their text.
+    """
 
     request_id: int
     token_ids: bytes
@@ -88,6 +95,8 @@ class Submit(_Message):
     session_id: str | None = None
     session_ttl_s: float | None = None
     adapter: int = 0
+    resume_ids: bytes = b""
+    complete: bool = False
 
 
 class Finish(_Message):
@@ -197,6 +206,7 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
 
     The first delta with `prompt_logprobs` has one entry per prompt token, None for the first token.
     `prompt_text` is set in the first delta of a request with `echo`. `embedding` is `TokenOutput`'s, in the last one.
+    `resumed_bytes`: those of all tokens that it was resumed with, in the first delta, where there are `logprobs`.
     """
 
     request_id: int
@@ -207,6 +217,7 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: list[TextLogprob | None] | None = None
     end: End | None = None
     embedding: bytes | None = None
+    resumed_bytes: bytes = b""
 
 
 class TextBatch(_Message):

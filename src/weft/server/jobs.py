@@ -1,8 +1,9 @@
 """From a checked body to the engine: `Server` is what all endpoints share, a `Job` is one HTTP request that generates.
 
 Invariants: a job that was started is closed exactly once, in a `finally`, and is in `Server.jobs` only in between; its
-first engine id is the HTTP request's id, so that `X-Request-Id`, the answer's `id` and the engine's words agree. Each
-of its ids holds one place of `Server.admission` from before it is submitted until it has ended or was closed.
+first engine id is the HTTP request's id, so that `X-Request-Id`, the answer's `id` and the engine's words agree;
+where a gateway has given an id of its own, clients are shown that one. Each of its ids holds one place of
+`Server.admission` from before it is submitted until it has ended or was closed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from weft.ipc.errors import error_from
 from weft.ipc.messages import End, TextDelta, TextRequest
 from weft.server import schemas
 from weft.server.admission import Admission
+from weft.server.gateways import check_resume, from_gateway, with_gateways_seed
 from weft.server.measures import Measures
 from weft.server.prefixes import HeldPrefixes
 from weft.server.readers import BodyReaders
 from weft.server.sessions import Session, session_of
 from weft.server.values import Prompt
-from weft.web.edge import REQUEST_ID
+from weft.web.edge import REQUEST_ID, SHOWN_ID
 from weft.web.errors import log
 
 QUERY_LIMIT_S = 2.0
@@ -46,6 +48,7 @@ class Options:
 
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     echo: bool = False
+    resume: schemas.Resume | None = None
 
 
 class Server:
@@ -150,12 +153,17 @@ class Server:
         self._check_priority(priority)
         places = len(prompts) * n if at_once is None else min(len(prompts), at_once)
         self._check_count(places, n)
+        params = with_gateways_seed(request, params)
         _check_seed(params.seed, n)
         params.check_vocabulary(self.facts.vocab_size)
+        options = options or Options()
+        if options.resume is not None:
+            self.check_token_ids(options.resume.token_ids, "weft_resume")
+            check_resume(options.resume, params, stream=bool(body.stream), answers=len(prompts) * n, echo=options.echo)
         session = session_of(request.headers, self.settings.kv_cache, answers=len(prompts) * n)
         self.admission.reserve(places, priority, self.client.retry_after_s)
         try:
-            return Job(self, request, body, prompts, params, n, session, options or Options(), places)
+            return Job(self, request, body, prompts, params, n, session, options, places)
         except BaseException:
             self.admission.free(priority, places)
             raise
@@ -181,6 +189,8 @@ class Job:
     """One HTTP request that generates: its ids, its Generation, what it used, and its line in the log.
 
     `model` is the name that it called for; `adapter` the number of that adapter, 0 for the model itself.
+    `engine_id` is the first of its ids, `public_id` what its client is shown. `resumed`: its answer has begun before,
+    elsewhere. `tells_tokens`: its stream goes to a gateway, which is told the tokens.
 
     Making one submits it; whoever does has reserved its `places`, each of which serves one id after another where there
     are more ids. Raises WeftError, with nothing submitted.
@@ -198,14 +208,18 @@ class Job:
         options: Options,
         places: int,
     ) -> None:
-        self.public_id: int = request.scope[REQUEST_ID]
-        self.created = int(time.time())
+        resume = options.resume
+        self.engine_id: int = request.scope[REQUEST_ID]
+        self.public_id: int = request.scope.get(SHOWN_ID, self.engine_id)
+        self.resumed = resume is not None
+        self.created = int(time.time()) if resume is None or resume.created is None else resume.created
         self.arrival_s = time.monotonic()
-        ids = [self.public_id, *server.client.new_ids(len(prompts) * n - 1)]
+        ids = [self.engine_id, *server.client.new_ids(len(prompts) * n - 1)]
         self.ids_by_prompt = [ids[i : i + n] for i in range(0, len(ids), n)]
         self.prompts = prompts
         self.index_of = {request_id: index for index, request_id in enumerate(ids)}
         self.n = n
+        self.tells_tokens = len(ids) == 1 and from_gateway(request)
         self.model = body.model or server.facts.served_name
         self.priority = body.priority or 0
         self.session = session
@@ -233,12 +247,14 @@ class Job:
                 session_id=None if session is None else session.id,
                 session_ttl_s=None if session is None else session.ttl_s,
                 adapter=self.adapter,
+                resume_ids=[] if resume is None else resume.token_ids,
+                resume_chars=None if resume is None else resume.chars,
             )
             for prompt, ids in zip(prompts, self.ids_by_prompt, strict=True)
         ]
         at_once = places if places < len(ids) else None
         self.generation = server.client.submit(*requests, on_end=self._ended, at_once=at_once)
-        server.jobs[self.public_id] = self
+        server.jobs[self.engine_id] = self
 
     def index(self, delta: TextDelta) -> int:
         """Which choice a delta belongs to. Raises the WeftError that ended it, if one did."""
@@ -263,6 +279,10 @@ class Job:
                 measures.time_to_first_token.observe(now - self.arrival_s)
             last[delta.request_id] = now
 
+    def shown_id(self, request_id: int) -> int:
+        """What the client is shown for one of its ids; a gateway has one for all of them."""
+        return request_id if self.public_id == self.engine_id else self.public_id
+
     def open_ids(self) -> list[int]:
         """Those of its ids that have not ended."""
         return [request_id for request_id in self.index_of if self._server.client.is_open(request_id)]
@@ -276,18 +296,19 @@ class Job:
     def close(self) -> None:
         """Ends what has not ended; idempotent."""
         self.generation.close()
-        if self._server.jobs.pop(self.public_id, None) is None:
+        if self._server.jobs.pop(self.engine_id, None) is None:
             return
         prompt, cached, completion = self.tokens()
         log.info(
-            "request %d: POST %s %s, prompt %d, cached %d, completion %d tokens, %.3f s%s",
-            self.public_id,
+            "request %d: POST %s %s, prompt %d, cached %d, completion %d tokens, %.3f s%s%s",
+            self.engine_id,
             self._path,
             self._outcome,
             prompt,
             cached,
             completion,
             time.monotonic() - self.arrival_s,
+            "" if self.public_id == self.engine_id else f", the gateway's {self.public_id}",
             "" if self._user is None else f", user {self._user!r}",
         )
 

@@ -45,16 +45,21 @@ _INPUT_IDS = _by_hand(values.input_ids, _IDS, {"type": "array", "items": _IDS}, 
 _TEMPLATE_KWARGS = _by_hand(values.template_kwargs, {"type": "object"}, {"type": "null"})
 _REQUEST_ID = _by_hand(values.request_id, {"type": "integer"}, _TEXT, {"type": "null"})
 _TOKENS = _by_hand(values.tokens, _IDS)
+_RESUMED = _by_hand(values.resumed, _IDS)
 _INPUTS = _by_hand(
     values.embedding_inputs, _TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}
 )
 _SPEECH_FORMAT = _by_hand(values.speech_format, {"enum": ["wav", "pcm", None]})
 
 
-class Body(BaseModel):
-    """Base of all bodies: immutable, strict, no unknown fields."""
+class Strict(BaseModel):
+    """Immutable, strict, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Body(Strict):
+    """Base of all bodies."""
 
     reserved_tokens: ClassVar[int] = 1
     """Tokens of the context that a prompt has to leave."""
@@ -102,7 +107,24 @@ class Request(Body):
     user: Annotated[str, Field(max_length=512)] | None = None
 
 
-class OpenAIRequest(Request, Sampling):
+class Resume(Strict):
+    """An answer that has begun elsewhere; see docs/http-api.md, For gateways."""
+
+    token_ids: Annotated[list[int], *_RESUMED]
+    chars: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    created: Annotated[int, Field(ge=0, le=2**53)] | None = None
+
+
+class GeneratingRequest(Request):
+    """What all endpoints have that generate text."""
+
+    weft_resume: Resume | None = None
+
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        return [] if self.weft_resume is None else [("weft_resume", self.weft_resume.token_ids)]
+
+
+class OpenAIRequest(GeneratingRequest, Sampling):
     """What chat and text completions share."""
 
     max_tokens: Small | None = None
@@ -153,7 +175,8 @@ class CompletionRequest(OpenAIRequest):
     suffix: None = None
 
     def token_ids(self) -> list[tuple[str, list[int]]]:
-        return [("prompt", prompt.token_ids) for prompt in self.prompt if prompt.token_ids is not None]
+        own = [("prompt", prompt.token_ids) for prompt in self.prompt if prompt.token_ids is not None]
+        return own + super().token_ids()
 
 
 class NativeSampling(Sampling):
@@ -163,7 +186,7 @@ class NativeSampling(Sampling):
     include_stop: bool | None = None
 
 
-class GenerateRequest(Request):
+class GenerateRequest(GeneratingRequest):
     """POST /generate. Exactly one of `text` and `input_ids`; `many` tells whether it is a list of prompts."""
 
     text: Annotated[values.Prompts | None, *_TEXTS] = None
@@ -172,7 +195,8 @@ class GenerateRequest(Request):
 
     def token_ids(self) -> list[tuple[str, list[int]]]:
         prompts = [] if self.input_ids is None else self.input_ids.items
-        return [("input_ids", prompt.token_ids) for prompt in prompts if prompt.token_ids is not None]
+        own = [("input_ids", prompt.token_ids) for prompt in prompts if prompt.token_ids is not None]
+        return own + super().token_ids()
 
 
 class EmbeddingRequest(Request):

@@ -61,6 +61,7 @@ class Driver:
         session_id: str | None = None,
         session_ttl_s: float | None = None,
         adapter: int = 0,
+        resume_ids: Int32s | None = None,
     ) -> Request | WeftError:
         """The request, or why it was refused."""
         arguments = {
@@ -70,6 +71,7 @@ class Driver:
             "session_id": session_id,
             "session_ttl_s": session_ttl_s,
             "adapter": adapter,
+            "resume_ids": resume_ids,
         }
         if self._recorder is not None:
             self._recorder.add(self.now_s, request_id, prompt_ids, params, **arguments)  # type: ignore[arg-type]

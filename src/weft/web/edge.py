@@ -29,6 +29,9 @@ LINGER_S = 2.0
 REQUEST_ID = "weft.request_id"
 """Key of the request's integer id in the ASGI scope."""
 
+SHOWN_ID = "weft.shown_id"
+"""Key of the id that a gateway has given the request; clients see this one, where there is one."""
+
 
 class Gate:
     """Counts the HTTP requests that are being answered; a drain waits here until there are none."""
@@ -151,7 +154,10 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._started = True
-            headers = [*message.get("headers", ()), (b"x-request-id", b"%d" % self._id)]
+            shown = self._scope.get(SHOWN_ID, self._id)
+            headers = [*message.get("headers", ()), (b"x-request-id", b"%d" % shown)]
+            if SHOWN_ID in self._scope:
+                headers.append((b"x-weft-worker-request-id", b"%d" % self._id))
             if self._refused:
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
