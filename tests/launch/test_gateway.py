@@ -25,7 +25,8 @@ SLOW = ("--set", "backend.fake.tokens_per_s=100", "--set", "gateway.health_inter
 
 
 def chat(text: str, tokens: int, **fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True, **fields}
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": True}
+    return body | {"temperature": 0} | fields
 
 
 def until(fact: Callable[[], Any]) -> Any:
