@@ -166,9 +166,12 @@ class Supervisor:
             f" (model {facts.served_name}, backend {facts.backend}, KV {facts.kv_tokens} tokens)",
             flush=True,
         )
-        code = await self._until_the_end(app, serving)
-        server.should_exit = True
-        await serving
+        try:
+            code = await self._until_the_end(app, serving)
+            server.should_exit = True
+            await serving
+        finally:
+            await app.state.speech.close()
         return code
 
     async def _until_the_end(self, app: FastAPI, serving: asyncio.Task[None]) -> int:
