@@ -90,6 +90,13 @@ class HttpSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=1, le=1_000_000)],
         Meta(description="Open connections; one more is closed as soon as it is accepted."),
     ] = 1024
+    max_sessions: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)],
+        Meta(
+            description="Conversations of streaming sessions that are kept; for one more, the one unused for longest "
+            "gives way. 1: one conversation at a time, and `clear_kv_cache` forgets all KV."
+        ),
+    ] = 256
     max_queue_size: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)],
         Meta(description="Requests that may wait; one more is refused with 429 and `Retry-After`."),

@@ -40,6 +40,9 @@ class TextRequest(_Message):
     Exactly one of `text`, `token_ids`, `messages` is set. The k-th id gets seed `params.seed + k` where there is one.
     `arrival_s` and `deadline_s` are on the system's monotonic clock, which all processes of one machine share.
     `adapter`: 0 for the model itself, k for the k-th of `model.lora`.
+
+    `resume_ids`: tokens of the answer that were generated before; the client has the first `resume_chars` characters of
+    their text (None: what a stream shows after these tokens). Deltas then hold only what is new.
     """
 
     request_ids: list[int]
@@ -57,6 +60,8 @@ class TextRequest(_Message):
     session_id: str | None = None
     session_ttl_s: float | None = None
     adapter: int = 0
+    resume_ids: list[int] = []
+    resume_chars: int | None = None
 
 
 class TextQuery(_Message):
