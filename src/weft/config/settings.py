@@ -93,8 +93,8 @@ class HttpSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_sessions: Annotated[
         Annotated[int, Meta(ge=1, le=100_000)],
         Meta(
-            description="Conversations of `/ws/streaming` that are kept; the one used longest ago gives way. 1: the "
-            "worker has a single conversation, and `clear_kv_cache` empties its cache."
+            description="Conversations of streaming sessions that are kept; for one more, the one unused for longest "
+            "gives way. 1: one conversation at a time, and `clear_kv_cache` forgets all KV."
         ),
     ] = 256
     max_queue_size: Annotated[

@@ -151,7 +151,9 @@ class Supervisor:
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=self._settings.http.max_body_bytes,
+                ws_per_message_deflate=False,  # tokens are too short for it, and audio does not shrink
                 timeout_graceful_shutdown=int(_CLOSE_S),
                 server_header=False,
             )
@@ -215,10 +217,16 @@ class Supervisor:
         limit = self._settings.http.drain_s
         logger.info("draining: no new requests, up to %g s for those that run", limit)
         self._stop.clear()
-        idle = app.state.gate.wait_idle()
-        if await self._first_of(idle, self._stop.wait(), self._failed.wait(), timeout_s=limit) != 0:
+
+        async def idle() -> None:
+            await app.state.sessions.drain()
+            await app.state.gate.wait_idle()
+
+        if await self._first_of(idle(), self._stop.wait(), self._failed.wait(), timeout_s=limit) != 0:
             self._client.fail(UnavailableError("the server is shutting down", code="draining"))
             await self._settle(app)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(app.state.sessions.close_all(), _CLOSE_S)
 
     async def _settle(self, app: FastAPI) -> None:
         with contextlib.suppress(TimeoutError):

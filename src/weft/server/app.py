@@ -1,8 +1,8 @@
 """The worker's HTTP app, put together. It starts and stops nothing: processes, signals and sockets are `launch/`'s.
 
 What whoever runs it finds in `app.state`: `draining`, to be set True when nothing new is to be taken (new generation
-requests get 503, /ready too); `gate`, whose `wait_idle()` returns once every open HTTP request has had its answer; and
-`server`, what the endpoints share.
+requests get 503, /ready too); `gate`, whose `wait_idle()` returns once every open HTTP request has had its answer;
+`sessions`, the WebSockets, which a drain closes, too; and `server`, what the endpoints share.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from weft.server import (
 )
 from weft.server import schemas as s
 from weft.server.jobs import Server
+from weft.server.session_socket import Sessions, stop_streaming
 from weft.web import console
 from weft.web.edge import Edge, Gate
 from weft.web.errors import install_handlers
@@ -60,10 +61,12 @@ _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/flush_cache": (health.flush_cache, None),
     "/v1/embeddings": (embeddings.embeddings, s.EmbeddingRequest),
     "/v1/audio/speech": (speech.speech, s.SpeechRequest),
+    "/streaming/stop": (stop_streaming, s.StreamingStopRequest),
 }
 _DELETE: dict[str, Endpoint] = {
     "/v1/sessions/{session_id:path}": live.end_session,
 }
+_STREAMING = "/ws/streaming/"
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings"})
 _REF = "#/components/schemas/{model}"
 
@@ -80,6 +83,8 @@ def create_app(
     app.state.gate = Gate()
     server = app.state.server = Server(client, facts, settings, app.state)
     app.state.speech = speech.Desk(speaker, settings.speech.engine)
+    app.state.sessions = Sessions(server, app.state.speech, app.state.gate)
+    app.router.add_websocket_route(f"{_STREAMING}{{session_id:path}}", app.state.sessions.endpoint)
     for method, endpoints in (("GET", _GET), ("DELETE", _DELETE)):
         for path, endpoint in endpoints.items():
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
@@ -93,10 +98,14 @@ def create_app(
         gate=app.state.gate,
         max_body_bytes=settings.http.max_body_bytes,
         api_keys=settings.http.api_keys,
-        on_refusal=lambda path, error: server.measures.refused(error) if path in GENERATING else None,
+        on_refusal=lambda path, error: server.measures.refused(error) if _generates(path) else None,
     )
     _describe_bodies(app)
     return app
+
+
+def _generates(path: str) -> bool:
+    return path in GENERATING or path.startswith(_STREAMING)
 
 
 def _body_of(schema: type[s.Body] | None) -> dict[str, Any] | None:

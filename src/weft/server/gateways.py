@@ -37,8 +37,10 @@ def note_gateway(request: Request) -> None:
         request.scope[_SEED] = int(match[2])
 
 
-def from_gateway(request: Request) -> bool:
-    return SHOWN_ID in request.scope
+def shown_id(request: Request) -> int | None:
+    """The id that a gateway has given the request; None: it comes from none."""
+    number: int | None = request.scope.get(SHOWN_ID)
+    return number
 
 
 def with_gateways_seed(request: Request, params: SamplingParams) -> SamplingParams:

@@ -32,6 +32,7 @@ GAUGES = {
     "batch_rows": (None, "Requests in the batch."),
     "sessions": (None, "Sessions whose KV is kept."),
     "speech_utterances": ("state", "Texts that are being spoken; the only state is open."),
+    "conversations": (None, "Conversations of streaming sessions."),
     "engine_up": (None, "1 if the engine has answered just now; if 0, all that it measures is as it last said."),
 }
 COUNTERS = {
@@ -81,6 +82,7 @@ class _Snapshot(Collector):
         self._gauges: dict[str, Any] = dict(engine.get("gauges", {}))
         self._gauges["requests"] = server.states(self._gauges.get("requests", {}))
         self._gauges["engine_up"] = engine_up
+        self._gauges["conversations"] = len(server.conversations)
         self._gauges["speech_utterances"] = {"open": desk.used}
         self._counters: dict[str, Any] = dict(engine.get("counters", {}))
         self._counters["requests_total"] = measures.outcomes

@@ -8,10 +8,11 @@ stops at the first fault.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from weft.core.errors import InvalidRequestError
 from weft.server import values
 
 NEUTRAL_ONLY = {
@@ -49,6 +50,8 @@ _RESUMED = _by_hand(values.resumed, _IDS)
 _INPUTS = _by_hand(
     values.embedding_inputs, _TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}
 )
+_MORE_MESSAGES = _by_hand(values.more_messages, {"type": "array", "items": {"type": "object"}})
+_VOICE_SAMPLE = _by_hand(values.voice_sample, _TEXT, {"type": "null"})
 _SPEECH_FORMAT = _by_hand(values.speech_format, {"enum": ["wav", "pcm", None]})
 
 
@@ -63,6 +66,14 @@ class Body(Strict):
 
     reserved_tokens: ClassVar[int] = 1
     """Tokens of the context that a prompt has to leave."""
+
+    noun: ClassVar[str] = "body"
+    """What errors call the whole."""
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> type[Self]:
+        """The schema that these fields are to have. Raises InvalidRequestError when there is none."""
+        return cls
 
     def token_ids(self) -> list[tuple[str, list[int]]]:
         """All lists of token ids in it, with the names of their fields."""
@@ -259,3 +270,69 @@ class AbortRequest(Body):
 
     request_id: Annotated[int | None, *_REQUEST_ID] = None
     all: bool | None = None
+
+
+class StreamingStopRequest(Body):
+    """POST /streaming/stop: one session, or all of them."""
+
+    session_id: str | None = None
+
+
+class SessionFrame(Body):
+    """What a client sends on /ws/streaming/{session_id}: one of the frames below, by its `type`."""
+
+    noun: ClassVar[str] = "frame"
+
+    type: str
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> type[Any]:
+        kind = fields.get("type")
+        schema = _FRAMES.get(kind) if isinstance(kind, str) else None
+        if schema is None:
+            shown = "it is needed, as text" if not isinstance(kind, str) else f"{kind[:80]!r} is not known"
+            text = f"type: {shown} (allowed: {', '.join(_FRAMES)})"
+            raise InvalidRequestError(text, param="type", code="unknown_type")
+        return schema
+
+
+class PrefillFrame(SessionFrame):
+    """The next messages of the conversation; `tts_ref_audio` is a voice to speak with, float32 samples at 16 kHz."""
+
+    messages: Annotated[list[dict[str, Any]], *_MORE_MESSAGES]
+    clear_kv_cache: bool | None = None
+    is_last_chunk: bool | None = None
+    tts_ref_audio_base64: Annotated[Any, *_VOICE_SAMPLE] = None
+    epoch: str | None = None
+
+
+class SessionResume(Resume):
+    """`text`: what the client has of the answer, for the conversation to hold."""
+
+    text: str | None = None
+
+
+class GenerateFrame(SessionFrame, NativeSampling):
+    """The answer is wanted."""
+
+    generate_audio: bool | None = None
+    voice: str | None = None
+    speed: Annotated[float, Field(ge=0.25, le=4)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=365 * 24 * 3600)] | None = None
+    priority: Small | None = None
+    return_token_ids: bool | None = None
+    resume: SessionResume | None = None
+
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        return [] if self.resume is None else [("resume.token_ids", self.resume.token_ids)]
+
+
+class StopFrame(SessionFrame):
+    """No more of this answer."""
+
+
+class CloseFrame(SessionFrame):
+    """No more of this connection."""
+
+
+_FRAMES = {"prefill": PrefillFrame, "generate": GenerateFrame, "stop": StopFrame, "close": CloseFrame}
