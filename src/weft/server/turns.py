@@ -177,7 +177,12 @@ class Turn:
 
     def generate(self, frame: schemas.GenerateFrame) -> None:
         """Submits the prompt for its answer. Raises WeftError; then the prefill stands."""
-        params = sampling_params(frame, names={}, max_new_tokens=frame.max_new_tokens, include_stop=frame.include_stop)
+        params = sampling_params(
+            frame,
+            names={"max_tokens": "max_new_tokens"},
+            max_new_tokens=frame.max_new_tokens,
+            include_stop=frame.include_stop,
+        )
         resume_ids, resume_chars, text = self._resumed(frame.resume)
         utterance = self._begin_speech(frame)
         body = schemas.Request(stream=True, timeout_s=frame.timeout_s, priority=frame.priority)
