@@ -14,6 +14,7 @@ class Socket:
 
     Attributes:
         taking: cleared, the client takes no more bytes; what the app sends waits.
+        takes_no: a type of frame that it never takes.
         offered: how often the app has begun to send something.
     """
 
@@ -28,8 +29,8 @@ class Socket:
     ) -> None:
         self.taking = asyncio.Event()
         self.taking.set()
+        self.takes_no: str | None = None
         self.offered = 0
-        self.closed_with: int | None = None
         self._to_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._from_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._gone = False
@@ -123,6 +124,8 @@ class Socket:
 
     async def _send(self, message: dict[str, Any]) -> None:
         self.offered += 1
+        if self.takes_no is not None and json.loads(message.get("text") or "{}").get("type") == self.takes_no:
+            self.taking.clear()
         await self.taking.wait()
         if self._gone:
             raise OSError("the client is gone")

@@ -34,6 +34,7 @@ from weft.speech.registry import create_speaker
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 3.0  # for answers that are being ended
+_PONG_S = 120.0  # a client that is slow to take its answer is also slow to answer a ping
 _MAX_DEATHS, _DEATHS_S = 3, 60.0
 """With so many deaths in so many seconds, starting again is given up."""
 
@@ -153,6 +154,7 @@ class Supervisor:
                 lifespan="off",
                 ws="websockets-sansio",
                 ws_max_size=self._settings.http.max_body_bytes,
+                ws_ping_timeout=_PONG_S,
                 ws_per_message_deflate=False,  # tokens are too short for it, and audio does not shrink
                 timeout_graceful_shutdown=int(_CLOSE_S),
                 server_header=False,

@@ -47,6 +47,7 @@ _TEMPLATE_KWARGS = _by_hand(values.template_kwargs, {"type": "object"}, {"type":
 _REQUEST_ID = _by_hand(values.request_id, {"type": "integer"}, _TEXT, {"type": "null"})
 _TOKENS = _by_hand(values.tokens, _IDS)
 _RESUMED = _by_hand(values.resumed, _IDS)
+_SESSION_RESUMED = _by_hand(values.session_resumed, _IDS)
 _INPUTS = _by_hand(
     values.embedding_inputs, _TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}
 )
@@ -309,6 +310,7 @@ class PrefillFrame(SessionFrame):
 class SessionResume(Resume):
     """`text`: what the client has of the answer, for the conversation to hold."""
 
+    token_ids: Annotated[list[int], *_SESSION_RESUMED]
     text: str | None = None
 
 

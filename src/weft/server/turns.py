@@ -177,7 +177,12 @@ class Turn:
 
     def generate(self, frame: schemas.GenerateFrame) -> None:
         """Submits the prompt for its answer. Raises WeftError; then the prefill stands."""
-        params = sampling_params(frame, names={}, max_new_tokens=frame.max_new_tokens, include_stop=frame.include_stop)
+        params = sampling_params(
+            frame,
+            names={"max_tokens": "max_new_tokens"},
+            max_new_tokens=frame.max_new_tokens,
+            include_stop=frame.include_stop,
+        )
         resume = frame.resume
         text = self._sent_before(resume)
         utterance = self._begin_speech(frame)
@@ -222,6 +227,7 @@ class Turn:
         """What was sent of an answer that has begun elsewhere."""
         if resume is None:
             return ""
+        self._server.check_token_ids(resume.token_ids, "resume.token_ids")
         if resume.text is None and resume.chars != 0:
             text = "resume.text: it is needed: the conversation is to hold what was sent of the answer"
             raise InvalidRequestError(text, param="resume.text", code="missing_parameter")

@@ -90,6 +90,11 @@ def tokens(value: Any) -> list[int]:
     return _ids(value, "tokens") if value != [] else []
 
 
+def session_resumed(value: Any) -> list[int]:
+    """`token_ids` of a session's `resume`."""
+    return _ids(value, "resume.token_ids") if value != [] else []
+
+
 def resumed(value: Any) -> list[int]:
     """`token_ids` of `weft_resume`; none where an answer has begun without a token."""
     return _ids(value, "weft_resume", "weft_resume.token_ids") if value != [] else []

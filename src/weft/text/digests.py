@@ -44,7 +44,7 @@ def chat_digests(messages: Sequence[Mapping[str, Any]], model: str = "") -> Dige
 
 
 def text_digests(text: str, model: str = "") -> Digests:
-    """Of a text that is to be continued; a block at its end counts only when it is full."""
+    """Of a text that is to be continued."""
     chain = _Chain(f"text\0{model}")
     for block in _blocks(text, BLOCK_CHARS):
         chain.add(block.encode("utf-8", "surrogatepass"), len(block))
