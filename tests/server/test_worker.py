@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from tests.server.fakes import FakeEngineClient, ended, says
 from weft.core.errors import UnavailableError
-from weft.ipc.messages import Heartbeat
+from weft.ipc.messages import End, Heartbeat
 from weft.server.prefixes import MAX_DIGESTS, HeldPrefixes
 from weft.server.values import Prompt
 from weft.text.digests import chat_digests, text_digests
@@ -17,6 +17,10 @@ from weft.text.digests import chat_digests, text_digests
 
 async def facts(http: httpx.AsyncClient) -> dict[str, Any]:
     return (await http.get("/worker")).raise_for_status().json()  # type: ignore[no-any-return]
+
+
+def holding(tokens: int) -> Heartbeat:
+    return Heartbeat("engine", held_tokens=tokens)
 
 
 async def test_it_says_what_it_is(http: httpx.AsyncClient, engine: FakeEngineClient, app: FastAPI) -> None:
@@ -56,21 +60,45 @@ async def test_it_tells_the_prompts_that_it_computed(http: httpx.AsyncClient, en
 
 def test_only_as_much_as_the_engine_holds_is_told() -> None:
     held = HeldPrefixes()
-    held.report(0)
+    held.report(holding(0))
     for number in range(10):
-        held.note(Prompt(text=f"{number}" * 512), "", ended(prompt_tokens=100))
+        held.note(Prompt(text=f"{number}" * 512), "", ended(prompt_tokens=100), holding(0))
     newest = [text_digests(f"{number}" * 512)[0][0] for number in (9, 8, 7)]
-    assert held.report(350) == newest
+    assert held.report(holding(350)) == newest
     version = held.version
-    assert held.report(350) == newest and held.version == version
-    held.note(Prompt(text="7" * 512), "", ended(prompt_tokens=100))  # used again: the newest
-    assert held.report(350)[0] == newest[2]
-    assert held.report(99) == []
+    assert held.report(holding(350)) == newest and held.version == version
+    held.note(Prompt(text="7" * 512), "", ended(prompt_tokens=100), holding(0))  # used again: the newest
+    assert held.report(holding(350))[0] == newest[2]
+    assert held.report(holding(99)) == []
+
+
+async def test_a_prompt_newer_than_the_heartbeat_is_told_and_kept(
+    http: httpx.AsyncClient, engine: FakeEngineClient
+) -> None:
+    engine.behaviour = says("a", end=ended(prompt_tokens=10))
+    await facts(http)
+    await http.post("/v1/completions", json={"prompt": "y" * 512})
+    expected = [digest for digest, _ in text_digests("y" * 512)]
+    assert (await facts(http))["prefixes"] == expected  # the last heartbeat knew of no tokens
+    engine.beat = holding(12)
+    assert (await facts(http))["prefixes"] == expected
+    engine.beat = holding(0)  # evicted
+    assert (await facts(http))["prefixes"] == []
+
+
+def test_a_prompt_that_was_not_computed_is_not_told() -> None:
+    held = HeldPrefixes()
+    held.report(holding(0))
+    held.note(Prompt(text="a" * 512), "", End("timeout", prompt_tokens=100), holding(1000))  # in the queue
+    assert held.report(holding(1000)) == []
+    cancelled = End("cancelled", prompt_tokens=100, completion_tokens=3, decode_s=0.1)
+    held.note(Prompt(text="a" * 512), "", cancelled, holding(1000))
+    assert held.report(holding(1000)) == [text_digests("a" * 512)[0][0]]
 
 
 def test_the_number_of_digests_is_bounded() -> None:
     held = HeldPrefixes()
-    held.report(0)
+    held.report(holding(0))
     for number in range(3 * MAX_DIGESTS):
-        held.note(Prompt(text=str(number)), "", ended(prompt_tokens=1))
-    assert len(held.report(10**9)) == MAX_DIGESTS
+        held.note(Prompt(text=str(number)), "", ended(prompt_tokens=1), holding(0))
+    assert len(held.report(holding(10**9))) == MAX_DIGESTS

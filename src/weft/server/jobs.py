@@ -377,7 +377,8 @@ class Job:
         self._server.measures.ended(end, time.monotonic() - self.arrival_s)
         if end is not None:
             prompt = self.prompts[self.index_of[request_id] // self.n]
-            self._server.prefixes.note(prompt, self.model if self.adapter else "", end)
+            adapter = self.model if self.adapter else ""
+            self._server.prefixes.note(prompt, adapter, end, self._server.client.beat)
 
 
 def _check_seed(seed: int | None, n: int) -> None:

@@ -31,7 +31,7 @@ async def worker(request: Request) -> Response:
         "wait_s": beat.wait_s,
         "prefill_tokens_per_s": beat.prompt_tokens_per_s,
         "tokens_per_char": server.prefixes.tokens_per_char,
-        "prefixes": server.prefixes.report(beat.held_tokens),
+        "prefixes": server.prefixes.report(beat),
         "prefixes_version": server.prefixes.version,
     }
     return Response(to_json(document), media_type="application/json")
