@@ -291,9 +291,9 @@ async def test_rests_grow_and_end() -> None:
         rests.append(max(0.0, worker.rests_until_s - clock()))
         clock.now_s = max(clock(), worker.rests_until_s)
     assert rests == [0.0, 0.0, FIRST_REST_S, 2 * FIRST_REST_S, 4 * FIRST_REST_S]
-    assert worker.room(clock()) == 1
+    assert worker.room(clock(), turn=False) == 1
     lease_of(pool, plain(avoid={"w2"})).release(ok=True)
-    assert worker.room(clock()) == worker.slots
+    assert worker.room(clock(), turn=False) == worker.slots
 
 
 # ---- everything at once -----------------------------------------------------------------------------------------
@@ -421,14 +421,16 @@ class PoolWalk(RuleBasedStateMachine):
         for worker in self.pool.workers.values():
             own = [lease for lease in self.leases if lease.worker is worker]
             assert worker.in_flight == len(own)
+            assert worker.turns == sum(lease.wanted.turn for lease in own)
             used = [place for place in worker.places if place.used]
             assert sorted(map(id, used)) == sorted(id(lease.place) for lease in own if lease.place is not None)
             assert all(place.history is None for place in used)
             assert worker.unbegun_tokens == pytest.approx(sum(lease.choice.uncached_tokens for lease in own))
         if self.waiting:
             now = self.clock()
-            free = [worker for worker in self.pool.workers.values() if worker.room(now)]
-            if self.waiting[0].wanted.turn:
+            is_turn = self.waiting[0].wanted.turn
+            free = [worker for worker in self.pool.workers.values() if worker.room(now, turn=is_turn)]
+            if is_turn:
                 free = [w for w in free if w.has_empty_place() or w.oldest_place() is not None]
             assert not free, "room lies idle"
 

@@ -246,10 +246,10 @@ async def test_a_worker_that_keeps_failing_has_to_rest(gateway_of: Callable[...,
         assert len(chats(worker)) == before
         worker.refuse_with = None
         record.rests_until_s = 0.0  # time has passed
-        assert record.room(it.gateway.pool.clock()) == 1
+        assert record.room(it.gateway.pool.clock(), turn=False) == 1
         while record.failures:
             assert (await it.http.post(PATH, json=chat(str(next(numbers))))).status_code == 200
-        assert record.room(it.gateway.pool.clock()) == worker.slots
+        assert record.room(it.gateway.pool.clock(), turn=False) == worker.slots
 
 
 async def test_workers_come_and_go(gateway_of: Callable[..., Any]) -> None:

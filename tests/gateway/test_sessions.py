@@ -208,7 +208,7 @@ async def test_the_last_worker_dies(gateway_of: Callable[..., Any]) -> None:
 
 
 async def test_a_second_prefill_without_generate(gateway_of: Callable[..., Any]) -> None:
-    worker = ScriptedWorker(slots=1)
+    worker = ScriptedWorker(slots=1, session_slots=1)
     async with gateway_of([worker]) as it:
         client = await it.client()
         await client.prefill([user("a")])
@@ -261,7 +261,7 @@ async def test_messages_in_several_parts(gateway_of: Callable[..., Any]) -> None
 
 async def test_slow_health_and_a_disconnect(gateway_of: Callable[..., Any]) -> None:
     """A health answer that comes late cannot free, or take, what it knows nothing of."""
-    worker = ScriptedWorker(slots=1)
+    worker = ScriptedWorker(slots=1, session_slots=1)
     async with gateway_of([worker]) as it:
         record = it.gateway.pool.workers["w1"]
         worker.health_gate = asyncio.Event()
@@ -288,7 +288,7 @@ async def test_slow_health_and_a_disconnect(gateway_of: Callable[..., Any]) -> N
 
 async def test_the_line_moves(gateway_of: Callable[..., Any]) -> None:
     """Positions fall as those ahead leave: by being served, by vanishing, by a cancelled ticket."""
-    worker = ScriptedWorker(slots=1)
+    worker = ScriptedWorker(slots=1, session_slots=1)
     async with gateway_of([worker]) as it:
         first = await it.client("first")
         await first.prefill([user("1")])
@@ -328,7 +328,7 @@ async def test_the_line_moves(gateway_of: Callable[..., Any]) -> None:
 
 
 async def test_a_full_line(gateway_of: Callable[..., Any]) -> None:
-    worker = ScriptedWorker(slots=1)
+    worker = ScriptedWorker(slots=1, session_slots=1)
     async with gateway_of([worker], max_queue_size=1) as it:
         first, second, third = [await it.client(name) for name in "abc"]
         await first.prefill([user("1")])
@@ -373,7 +373,7 @@ async def test_four_levels_in_their_order(gateway_of: Callable[..., Any]) -> Non
 
 
 async def test_a_hit_is_only_for_workers_with_room(gateway_of: Callable[..., Any]) -> None:
-    workers = [ScriptedWorker(slots=1), ScriptedWorker(slots=1)]
+    workers = [ScriptedWorker(slots=1, session_slots=1), ScriptedWorker(slots=1, session_slots=1)]
     async with gateway_of(workers) as it:
         a, other = await it.client("a"), await it.client("other")
         messages = [user("a")]
@@ -409,7 +409,7 @@ async def test_clearing_is_a_miss(gateway_of: Callable[..., Any]) -> None:
 
 
 async def test_a_silent_turn_gives_its_place_back(gateway_of: Callable[..., Any]) -> None:
-    worker = ScriptedWorker(slots=1)
+    worker = ScriptedWorker(slots=1, session_slots=1)
     async with gateway_of([worker], worker_lease_s=1.0) as it:
         client = await it.client()
         await client.prefill([user("a")])

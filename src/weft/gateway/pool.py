@@ -226,8 +226,7 @@ class Pool:
         """Seconds until each ticket in the line has a lease, in its order."""
         now = self.clock()
         left = [self.times.expected_s(lease.wanted.kind) - (now - lease.began_s) for lease in self.leases]
-        free = sum(worker.room(now) for worker in self.workers.values())
-        return self.times.waits_s(left, free, [ticket.wanted.kind for ticket in self._line.values()])
+        return self.times.waits_s(left, 0, [ticket.wanted.kind for ticket in self._line.values()])
 
     def settle(self) -> None:
         """Gives what is free to those who wait, in order; ends all of them when no worker is left to wait for."""
@@ -263,6 +262,7 @@ class Pool:
         now, worker = self.clock(), lease.worker
         lease.begun()
         worker.in_flight -= 1
+        worker.turns -= lease.wanted.turn
         if lease.place is not None:
             lease.place.used, lease.place.last_used_s = False, now
         if ok:
@@ -312,6 +312,7 @@ class Pool:
             if len(self._homes) > MAX_SESSIONS:
                 self._homes.popitem(last=False)
         worker.in_flight += 1
+        worker.turns += wanted.turn
         worker.requests_total += 1
         worker.last_used_s = now
         worker.unbegun_tokens += choice.uncached_tokens

@@ -290,7 +290,7 @@ class _Request:
         if exchange.status == 503:
             data = await exchange.read_all(SMALL_ANSWER_BYTES)
             raise WorkerFailed(f"it answered 503: {data[:200].decode(errors='replace')}", lost=True)
-        if exchange.status == 429 and any(w.room(self._pool.clock()) for w in self._others(lease)):
+        if exchange.status == 429 and any(w.room(self._pool.clock(), turn=False) for w in self._others(lease)):
             raise WorkerFailed("its queue is full", full=True)
         route = f"{lease.worker.name}; reason={lease.reason}; known={lease.choice.known}; waited_s={lease.waited_s:.3f}"
         extra = [(b"x-weft-route", route.encode())]

@@ -4,13 +4,13 @@ Turns of sessions, over workers with room, in this order; the first level that f
 
 1. `hit`: a free place whose history is that of the turn. Of several: the one used last, then the worker added first.
 2. `empty`: a worker with a place that holds no history, so that nothing is lost. Of several: one that holds no history
-   at all, then the smallest share of slots in use, then the fewest histories, then the worker added first.
+   at all, then the smallest load, then the fewest histories, then the worker added first.
 3. `lru`: the free place that was used longest ago gives its history up. Of several: the worker added first.
 4. None: the turn waits.
 
 Other requests go to the smallest cost = seconds to compute what is not cached + seconds of waiting, over workers with
 room; a request of a session (`X-Session-ID`) to the worker that had it, if that has room. Equal to the millisecond: the
-smallest share of slots in use, then least recently used, then the worker added first.
+smallest load, then least recently used, then the worker added first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def choose(
 
     `home`: name of the worker that had this session before. `turn_s`: how long a request of this kind usually takes.
     """
-    free = [worker for worker in workers if worker.room(now_s)]
+    free = [worker for worker in workers if worker.room(now_s, turn=wanted.turn)]
     preferred = [worker for worker in free if worker.name not in wanted.avoid]
     for candidates in (preferred, free):
         if candidates:

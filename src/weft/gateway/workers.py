@@ -4,7 +4,7 @@ Its state is never stored, only derived from facts, so that no late answer of a 
 happened since: `offline` (cannot be reached), `error` (answers wrongly, or fails requests), `loading` (never ready so
 far), `draining` (takes nothing new), else `busy` or `idle` (with or without work from this gateway).
 
-Invariants: `in_flight` is the number of leases that are open on it. A conversation's place is on one worker for good;
+Invariants: `in_flight` is the number of leases that are open on it, `turns` those of sessions among them. A conversation's place is on one worker for good;
 it is in use by one lease at most; while it is in use, it has no history.
 """
 
@@ -77,6 +77,7 @@ class Worker:
     prefill_tokens_per_s: float = _DEFAULT_PREFILL_TOKENS_PER_S
     tokens_per_char: float = _DEFAULT_TOKENS_PER_CHAR
     in_flight: int = 0
+    turns: int = 0
     unbegun_tokens: float = 0.0
     last_used_s: float = 0.0
     places: list[Place] = field(default_factory=list)
@@ -100,16 +101,21 @@ class Worker:
         """Whether it takes work at all."""
         return self.state(now_s) in ("idle", "busy")
 
-    def room(self, now_s: float) -> int:
-        """How many more requests it takes now. After failures it is tried with one at a time."""
+    def room(self, now_s: float, *, turn: bool) -> int:
+        """How many more requests, or sessions' turns, it takes now. After failures it is tried with one at a time.
+
+        Turns are limited by its slots for sessions, other requests by those for requests: what a turn computes waits in
+        the worker's own queue where it has to, near its cache, rather than go where it has none.
+        """
         if not self.usable(now_s):
             return 0
-        slots = min(1, self.slots) if self.failures > TRUSTED_FAILURES else self.slots
-        return max(0, slots - self.in_flight)
+        if self.failures > TRUSTED_FAILURES:
+            return int(not self.in_flight)
+        return max(0, self.session_slots - self.turns if turn else self.slots - (self.in_flight - self.turns))
 
     @property
     def load(self) -> float:
-        """Share of its slots that is in use."""
+        """Work under way for each of its slots."""
         return self.in_flight / max(1, self.slots)
 
     # ---- health -----------------------------------------------------------------------------------------------
