@@ -37,6 +37,7 @@ class _Fields(msgspec.Struct):
     stream: Any = None
     n: Any = None
     seed: Any = None
+    echo: Any = None
     weft_resume: Any = None
 
 
@@ -65,7 +66,7 @@ def look_into(kind: str, body: bytes, base_models: Collection[str]) -> Asked:
     prompt = next((p for p in (fields.messages, fields.prompt, fields.text, fields.input_ids) if p is not None), None)
     single, is_ids = _single(prompt, chat=fields.messages is not None)
     stream = fields.stream is True
-    continued = kind in _CONTINUED and stream and single is not None and fields.n in (None, 1)
+    continued = kind in _CONTINUED and stream and single is not None and fields.n in (None, 1) and not fields.echo
     if single is None:
         return Asked([], _rough_length(prompt if prompt is not None else fields.input), False, stream, continued)
     model = fields.model if isinstance(fields.model, str) and fields.model not in base_models else ""

@@ -1,7 +1,8 @@
 """Reads along in a worker's server-sent events: what the client is to get, and what is needed to go on elsewhere.
 
 A worker tells the gateway the token ids of an event in a comment line before its data; the line is taken out here.
-Events pass on whole or not at all, so the tokens noted are exactly those whose text the client was sent.
+Events pass on whole or not at all, so the tokens noted are exactly those whose text the client was sent. What tells
+that a choice is finished waits for the end of the stream, which comes with it: cut in between, it would be told twice.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ import msgspec
 _TOKENS = b": tokens "
 _ERROR = b"event: error"
 _DONE = b"data: [DONE]"
+_FINISHED = b'"finish_reason":"'  # inside text, its quotes would be escaped
 
 
 class EventReader:
-    """One worker's stream. `done`: it has ended properly; `failure`: it ended with an error that is the worker's."""
+    """One worker's stream.
+
+    `begun`: some of the answer was passed on; `done`: it has ended properly; `failure`: with an error that is the
+    worker's.
+    """
 
     def __init__(self) -> None:
-        self.done = False
+        self.begun = self.done = False
         self.failure: str | None = None
         self._tokens: list[bytes] = []
         self._rest = b""
+        self._finish: list[tuple[bytes, bytes]] = []
 
     def feed(self, data: bytes) -> bytes:
         """What of this, and of what was held back before, the client is to be sent now."""
@@ -33,20 +40,32 @@ class EventReader:
         self._rest = data[end + 2 :]
         passed: list[bytes] = []
         for event in data[:end].split(b"\n\n"):
+            ids = b""
             if event.startswith(_TOKENS):
                 ids, _, event = event[len(_TOKENS) :].partition(b"\n")
-                self._tokens.append(ids)
-                if not event:
-                    continue
-            elif event.startswith(_ERROR):
+            if event.startswith(_ERROR):
                 self.failure = _workers_fault(event)
                 if self.failure is not None:
                     break
                 self.done = True
             elif event == _DONE:
                 self.done = True
-            passed.append(event)
+            if self._finish or _FINISHED in event:
+                self._finish.append((ids, event))
+            else:
+                self._pass(ids, event, passed)
+        if self.done:
+            for ids, event in self._finish:
+                self._pass(ids, event, passed)
+            self._finish.clear()
         return b"\n\n".join(passed) + b"\n\n" if passed else b""
+
+    def _pass(self, ids: bytes, event: bytes, passed: list[bytes]) -> None:
+        if ids:
+            self._tokens.append(ids)
+        if event:
+            self.begun = self.begun or not event.startswith(b":")
+            passed.append(event)
 
     def token_ids(self) -> list[int]:
         """All tokens of the events that were passed on."""

@@ -279,7 +279,7 @@ class _Request:
 
     def _present_body(self) -> bytes:
         """The client's, or for a stream that goes on the same with what it has so far."""
-        if not self._tokens:
+        if not self._begun:
             return self._body
         fields = msgspec.json.decode(self._body)
         fields["weft_resume"] = {"token_ids": self._tokens, "created": self._created}
@@ -317,9 +317,8 @@ class _Request:
             while data := await exchange.read():
                 lease.touch()
                 if passed := reader.feed(data):
-                    if not self._begun:
-                        self._begun = passed.startswith(b"data:")
-                        self._created = self._created or _created(passed)
+                    self._begun = self._begun or reader.begun
+                    self._created = self._created or _created(passed)
                     await self._out.data(passed)
                 if reader.failure is not None:
                     raise WorkerFailed(reader.failure, lost=True)

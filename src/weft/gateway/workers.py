@@ -4,8 +4,8 @@ Its state is never stored, only derived from facts, so that no late answer of a 
 happened since: `offline` (cannot be reached), `error` (answers wrongly, or fails requests), `loading` (never ready so
 far), `draining` (takes nothing new), else `busy` or `idle` (with or without work from this gateway).
 
-Invariants: `in_flight` is the number of leases that are open on it, `turns` those of sessions among them. A conversation's place is on one worker for good;
-it is in use by one lease at most; while it is in use, it has no history.
+Invariants: `in_flight` is the number of leases that are open on it, `turns` those of sessions among them. A
+conversation's place is on one worker for good; one lease at most uses it, and while it is used, it has no history.
 """
 
 from __future__ import annotations

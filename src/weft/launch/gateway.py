@@ -7,7 +7,6 @@ each holds the read end of a pipe that closes with this process, however it ends
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -16,19 +15,16 @@ import sys
 from typing import Any
 
 import msgspec
-import uvicorn
 
 from weft.config.settings import Settings
 from weft.gateway.app import Gateway
 from weft.gateway.workers import Worker
 from weft.launch.garbage import settle
+from weft.launch.http import CLOSE_S, HttpServer, address_of, bind, first_of, run
 from weft.launch.logs import set_up_logging
-from weft.launch.supervisor import _bind, _HttpServer, _limited, _run
 from weft.launch.workers import SpawnedWorker
 
 logger = logging.getLogger(__name__)
-
-_CLOSE_S = 3.0
 
 
 class GatewayProcess:
@@ -46,7 +42,7 @@ class GatewayProcess:
 
     async def run(self) -> int:
         """Serves until a signal; returns the exit code. Raises SettingsError before anything is started."""
-        listener = _bind(self._settings)
+        listener = bind(self._settings.http)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -58,7 +54,7 @@ class GatewayProcess:
             self._start_workers()
             return await self._serve(listener)
         finally:
-            await asyncio.gather(*(worker.stop(_CLOSE_S) for worker in self._spawned))
+            await asyncio.gather(*(worker.stop(CLOSE_S) for worker in self._spawned))
             for task in self._tasks:
                 task.cancel()
             await self._gateway.close()
@@ -89,26 +85,14 @@ class GatewayProcess:
     # ---- serve ------------------------------------------------------------------------------------------------
 
     async def _serve(self, listener: socket.socket) -> int:
-        server = _HttpServer(
-            uvicorn.Config(
-                self._gateway.app,
-                http=_limited(self._settings.http.max_connections),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="websockets-sansio",
-                ws_max_size=self._settings.http.max_body_bytes,
-                timeout_graceful_shutdown=int(_CLOSE_S),
-                server_header=False,
-            )
-        )
+        server = HttpServer(self._gateway.app, self._settings.http)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await server.listening.wait()
         settle()
         code = 1
         if await self._workers_ready():
             self._say_ready(listener)
-            await self._first_of(self._stop.wait(), self._failed.wait(), asyncio.shield(serving))
+            await first_of(self._stop.wait(), self._failed.wait(), asyncio.shield(serving))
         if not self._failed.is_set():
             await self._drain()
             code = 0
@@ -126,16 +110,14 @@ class GatewayProcess:
             states = pool.states()
             if states["idle"] + states["busy"] >= max(1, self._spawn):
                 return True
-            if await self._first_of(self._stop.wait(), self._failed.wait(), pool.changed.wait()) != 2:
+            if await first_of(self._stop.wait(), self._failed.wait(), pool.changed.wait()) != 2:
                 return False
 
     def _say_ready(self, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         models = sorted({worker.model for worker in self._gateway.pool.workers.values() if worker.model})
         count = len(self._gateway.pool.workers)
         print(
-            f"weft gateway ready on http://{shown}:{port} (model {', '.join(models)},"
+            f"weft gateway ready on {address_of(listener)} (model {', '.join(models)},"
             f" {count} worker{'' if count == 1 else 's'})",
             flush=True,
         )
@@ -145,20 +127,8 @@ class GatewayProcess:
         limit = self._settings.http.drain_s
         logger.info("draining: no new requests, up to %g s for those that run", limit)
         self._stop.clear()
-        if await self._first_of(self._gateway.drain(), self._stop.wait(), timeout_s=limit) != 0:
+        if await first_of(self._gateway.drain(), self._stop.wait(), timeout_s=limit) != 0:
             self._gateway.end_all()
-
-    async def _first_of(self, *waits: Any, timeout_s: float | None = None) -> int | None:
-        """Which of several waits is over first; None: none of them in time. The others are cancelled."""
-        tasks = [asyncio.ensure_future(wait) for wait in waits]
-        try:
-            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            return next((number for number, task in enumerate(tasks) if task.done()), None)
-        finally:
-            for task in tasks:
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*(task for task in tasks if task.cancelled()), return_exceptions=True)
 
 
 def _shared_out(settings: Settings, workers: int) -> Settings:
@@ -194,6 +164,6 @@ def gateway(settings: Settings, urls: list[str], spawn: int) -> int:
         return await GatewayProcess(settings, urls, spawn).run()
 
     try:
-        return _run(main())
+        return run(main())
     finally:
         sys.stdout.flush()

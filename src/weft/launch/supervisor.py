@@ -16,63 +16,23 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from weft.config.settings import Settings
-from weft.core.errors import SettingsError, UnavailableError
+from weft.core.errors import UnavailableError
 from weft.engine.client import EngineClient, ModelFacts, StartError
 from weft.launch.children import Children, new_endpoints
 from weft.launch.garbage import settle
+from weft.launch.http import CLOSE_S, HttpServer, address_of, bind, first_of, run
+from weft.launch.logs import set_up_logging
 from weft.server.app import create_app
 from weft.speech.registry import create_speaker
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 3.0  # for answers that are being ended
-_PONG_S = 120.0  # a client that is slow to take its answer is also slow to answer a ping
 _MAX_DEATHS, _DEATHS_S = 3, 60.0
 """With so many deaths in so many seconds, starting again is given up."""
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling, telling when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _limited(max_connections: int) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, but a connection too many is closed as soon as it is accepted."""
-
-    class Limited(HttpToolsProtocol):
-        _refused = False
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self._refused = len(self.connections) >= max_connections
-            if self._refused:
-                transport.abort()
-            else:
-                super().connection_made(transport)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if not self._refused:
-                super().connection_lost(exc)
-
-    return Limited
 
 
 class Supervisor:
@@ -89,7 +49,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Serves until a signal or a failure; returns the exit code. Raises SettingsError before anything is loaded."""
-        listener = _bind(self._settings)
+        listener = bind(self._settings.http)
         endpoints = new_endpoints(self._settings)
         self._client = EngineClient(endpoints)
         self._children = Children(self._settings, endpoints, self._client, self._failed.set)
@@ -145,28 +105,12 @@ class Supervisor:
 
     async def _serve(self, facts: ModelFacts, listener: socket.socket) -> int:
         app = create_app(self._client, facts, self._settings, self._speaker)
-        server = _HttpServer(
-            uvicorn.Config(
-                app,
-                http=_limited(self._settings.http.max_connections),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="websockets-sansio",
-                ws_max_size=self._settings.http.max_body_bytes,
-                ws_ping_timeout=_PONG_S,
-                ws_per_message_deflate=False,  # tokens are too short for it, and audio does not shrink
-                timeout_graceful_shutdown=int(_CLOSE_S),
-                server_header=False,
-            )
-        )
+        server = HttpServer(app, self._settings.http)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await server.listening.wait()
         settle()
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         print(
-            f"weft ready on http://{shown}:{port}"
+            f"weft ready on {address_of(listener)}"
             f" (model {facts.served_name}, backend {facts.backend}, KV {facts.kv_tokens} tokens)",
             flush=True,
         )
@@ -181,7 +125,7 @@ class Supervisor:
     async def _until_the_end(self, app: FastAPI, serving: asyncio.Task[None]) -> int:
         """Waits for a signal, then drains; or for a failure that is not mended."""
         while True:
-            await self._first_of(self._stop.wait(), self._failed.wait(), asyncio.shield(serving))
+            await first_of(self._stop.wait(), self._failed.wait(), asyncio.shield(serving))
             if not self._failed.is_set():
                 await self._drain(app)
                 return 1 if self._failed.is_set() else 0
@@ -224,25 +168,15 @@ class Supervisor:
             await app.state.sessions.drain()
             await app.state.gate.wait_idle()
 
-        if await self._first_of(idle(), self._stop.wait(), self._failed.wait(), timeout_s=limit) != 0:
+        if await first_of(idle(), self._stop.wait(), self._failed.wait(), timeout_s=limit) != 0:
             self._client.fail(UnavailableError("the server is shutting down", code="draining"))
             await self._settle(app)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(app.state.sessions.close_all(), _CLOSE_S)
+                await asyncio.wait_for(app.state.sessions.close_all(), CLOSE_S)
 
     async def _settle(self, app: FastAPI) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(app.state.gate.wait_idle(), _CLOSE_S)
-
-    async def _first_of(self, *waits: Any, timeout_s: float | None = None) -> int | None:
-        """Which of several waits is over first; None: none of them in time. The others are cancelled."""
-        tasks = [asyncio.ensure_future(wait) for wait in waits]
-        try:
-            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            return next((number for number, task in enumerate(tasks) if task.done()), None)
-        finally:
-            for task in tasks:
-                task.cancel()
+            await asyncio.wait_for(app.state.gate.wait_idle(), CLOSE_S)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -250,34 +184,11 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
 
 
-def _bind(settings: Settings) -> socket.socket:
-    """The listening socket, taken before anything is loaded. Raises SettingsError where it cannot be had."""
-    host, port = settings.http.host, settings.http.port
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise SettingsError(f"http.host {host}, http.port {port}: cannot listen there: {error}") from error
-    listener.setblocking(False)
-    return listener
-
-
 def serve(settings: Settings) -> int:
     """Runs a worker; returns its exit code. Raises SettingsError before anything is loaded."""
+    set_up_logging(settings.log, "api")
 
     async def main() -> int:
         return await Supervisor(settings).run()
 
-    return _run(main())
-
-
-def _run(coroutine: Any) -> int:
-    try:
-        import uvloop
-    except ImportError:  # not on every platform; the standard loop does the same, slower
-        return int(asyncio.run(coroutine))
-    return int(uvloop.run(coroutine))
+    return run(main())
