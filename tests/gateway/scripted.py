@@ -82,6 +82,7 @@ class ScriptedWorker:
             routes=[
                 Route("/worker", self._worker),
                 Route("/v1/models", self._models),
+                Route("/v1/sessions/{session_id}", self._end_session, methods=["DELETE"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 WebSocketRoute("/ws/streaming/{session_id}", self._session),
             ]
@@ -143,6 +144,12 @@ class ScriptedWorker:
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "scripted"}], "port": self.port})
+
+    async def _end_session(self, request: Request) -> Response:
+        ended = self.sessions.pop(request.path_params["session_id"], None)
+        if ended is None:
+            return JSONResponse({"error": {"message": "scripted", "type": "invalid_request_error"}}, 404)
+        return JSONResponse({"id": "scripted", "ended": True, "aborted": 0})
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()

@@ -417,3 +417,18 @@ async def test_a_silent_turn_gives_its_place_back(gateway_of: Callable[..., Any]
         assert (frame["type"], frame["code"]) == ("error", "lease_expired")
         assert it.gateway.pool.leases == {}
         assert (await client.turn([user("b")]))[0] == answer_to([user("b")])
+
+
+async def test_ending_a_session_by_the_clients_own_id(gateway_of: Callable[..., Any]) -> None:
+    worker = ScriptedWorker()
+    async with gateway_of([worker]) as it:
+        client = await it.client("mine")
+        messages = [user("a")]
+        await client.turn(messages)
+        assert len(worker.sessions) == 1
+        assert (await it.http.delete("/v1/sessions/mine")).json() == {"id": "mine", "ended": True, "aborted": 0}
+        assert not worker.sessions
+        assert (await it.http.delete("/v1/sessions/mine")).status_code == 404
+        messages.append(user("b"))
+        _, route = await client.turn(messages)
+        assert route["reason"] == "empty"

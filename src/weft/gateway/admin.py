@@ -162,6 +162,12 @@ class Admin:
         """Ends a session wherever it is."""
         session_id = request.path_params["session_id"]
         answers, _ = await self._ask_all("DELETE", f"/v1/sessions/{quote(session_id, safe='')}")
+        kept = self._sessions.forget(session_id)
+        if kept is not None:
+            worker, place = kept
+            status, data, _ = await self._get(worker, f"/v1/sessions/{place.id}", "DELETE")
+            if status == 200:
+                answers[worker.name] = msgspec.json.decode(data)
         if not answers:
             raise NotFoundError(f"session {session_id[:80]!r} is not known here (any more)", param="session_id")
         ended = any(answer["ended"] for answer in answers.values())

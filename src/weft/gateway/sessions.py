@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,11 +19,13 @@ from weft.core.errors import InvalidRequestError, NotFoundError, QueueFullError,
 from weft.gateway.history import Messages
 from weft.gateway.proxy import Proxy
 from weft.gateway.turn import Turn, TurnError
+from weft.gateway.workers import Place, Worker
 from weft.web.errors import internal_error, log
 
 Frame = dict[str, Any]
 
 MAX_ID_CHARS = 256
+MAX_KEPT = 65536  # sessions whose place is remembered
 GOING_AWAY = 1001
 _PREFILL_FIELDS = frozenset({"messages", "clear_kv_cache", "is_last_chunk", "tts_ref_audio_base64"})
 
@@ -32,6 +36,7 @@ class Sessions:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
         self._open: dict[SessionSocket, None] = {}
+        self._kept: OrderedDict[str, tuple[Worker, Place]] = OrderedDict()
 
     @property
     def turns(self) -> int:
@@ -39,7 +44,7 @@ class Sessions:
         return sum(socket.turn is not None for socket in self._open)
 
     async def endpoint(self, ws: WebSocket) -> None:
-        socket = SessionSocket(self._proxy, ws)
+        socket = SessionSocket(self._proxy, ws, self.keep)
         self._open[socket] = None
         try:
             await socket.run()
@@ -54,6 +59,21 @@ class Sessions:
         stopped = [await socket.turn.stop() for socket in found if socket.turn is not None]
         return sum(stopped)
 
+    def keep(self, session_id: str, kept: tuple[Worker, Place]) -> None:
+        """Where a client's session has its conversation now."""
+        self._kept[session_id] = kept
+        self._kept.move_to_end(session_id)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    def forget(self, session_id: str) -> tuple[Worker, Place] | None:
+        """Where a session that is to end has its conversation; None: nowhere."""
+        worker, place = self._kept.pop(session_id, (None, None))
+        if worker is None or place is None or place.history is None:
+            return None
+        place.clear()
+        return worker, place
+
     async def close_idle(self) -> None:
         """Closes the connections that have no turn under way."""
         for socket in list(self._open):
@@ -64,11 +84,12 @@ class Sessions:
 class SessionSocket:
     """One client's connection. See the module's docstring."""
 
-    def __init__(self, proxy: Proxy, ws: WebSocket) -> None:
+    def __init__(self, proxy: Proxy, ws: WebSocket, keep: Callable[[str, tuple[Worker, Place]], None]) -> None:
         self.session_id: str = ws.path_params["session_id"]
         self.turn: Turn | None = None
         self._proxy = proxy
         self._ws = ws
+        self._keep = keep
         self._sending = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._messages: Messages = []
@@ -160,6 +181,8 @@ class SessionSocket:
         frame: Frame | None = None
         try:
             frame = await turn.run()
+            if turn.kept is not None:
+                self._keep(self.session_id, turn.kept)
         except TurnError as error:
             frame = error.frame
         except WeftError as error:

@@ -22,6 +22,7 @@ from weft.gateway.history import Messages, history_hash, split_at_last_user
 from weft.gateway.pool import Lease, Pool, Ticket
 from weft.gateway.proxy import Proxy, WorkerFailed
 from weft.gateway.routing import Wanted
+from weft.gateway.workers import Place, Worker
 from weft.web.errors import log
 
 Frame = dict[str, Any]
@@ -44,7 +45,10 @@ class TurnError(Exception):
 
 
 class Turn:
-    """One turn. `send` takes frames for the client; `run` ends when the turn is over."""
+    """One turn. `send` takes frames for the client; `run` ends when the turn is over.
+
+    `kept`: where its conversation is held then, after a clean end.
+    """
 
     def __init__(self, proxy: Proxy, send: Send, prefill: Frame, messages: Messages) -> None:
         """`messages`: the whole conversation; `prefill`: the other fields go on as they are."""
@@ -68,6 +72,7 @@ class Turn:
         self._chunks = 0
         self._prefilled = False
         self._moves = 0
+        self.kept: tuple[Worker, Place] | None = None
 
     # ---- what the client does meanwhile -----------------------------------------------------------------------
 
@@ -259,6 +264,8 @@ class Turn:
         self._check(frame, "done")
         answered = [*self._messages, {"role": "assistant", "content": "".join(self._text)}]
         lease.keep(history_hash(answered), frame["epoch"], frame["token_stats"]["total"])
+        assert lease.place is not None
+        self.kept = lease.worker, lease.place
         lease.release(ok=True)
         if self._moves:
             frame["moves"] = self._moves
