@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from weft.core.errors import InvalidRequestError
 from weft.core.plan import Float32s
+from weft.media.resample import resampled
 from weft.speech.base import SAMPLE_RATE, Synthesizer
 from weft.speech.clauses import ClauseCutter
-from weft.speech.resample import resampled
 
 
 class Speaker:
