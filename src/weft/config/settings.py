@@ -342,6 +342,14 @@ class FakeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=1, le=65536)] | None,
         Meta(description="Dimensions of its vectors, as an embedding model. `null`: it generates text."),
     ] = None
+    modalities: Annotated[
+        tuple[Literal["image", "audio"], ...],
+        Meta(
+            description="What it takes besides text. Its answers then depend on what is shown to it; a chat template "
+            "has to write `<|image|>` or `<|audio|>` for each.",
+            extra={"allowed": "list of image, audio"},
+        ),
+    ] = ()
     faults: Annotated[
         dict[str, Annotated[int, Meta(ge=0, le=2**31 - 1)]],
         Meta(

@@ -34,12 +34,30 @@ class ErrorInfo(msgspec.Struct, omit_defaults=True):
     retry_after_s: float | None = None
 
 
+class MediaItem(msgspec.Struct):
+    """A decoded image or sound: `core.media.Medium` on its way, `data` being its samples, little-endian."""
+
+    kind: Literal["image", "audio"]
+    shape: list[int]
+    digest: bytes
+    data: bytes
+
+
+class MediaPlace(msgspec.Struct, array_like=True):
+    """Tokens [start, end) of a prompt stand for `item`."""
+
+    start: int
+    end: int
+    item: MediaItem
+
+
 class TextRequest(_Message):
     """One prompt to tokenize and submit, once for every id in `request_ids` (`n` answers share one tokenizing).
 
     Exactly one of `text`, `token_ids`, `messages` is set. The k-th id gets seed `params.seed + k` where there is one.
     `arrival_s` and `deadline_s` are on the system's monotonic clock, which all processes of one machine share.
-    `adapter`: 0 for the model itself, k for the k-th of `model.lora`.
+    `adapter`: 0 for the model itself, k for the k-th of `model.lora`. `media`: what the placeholders in `messages`,
+    {"type": "image"} or "audio", stand for, in their order.
     """
 
     request_ids: list[int]
@@ -57,13 +75,14 @@ class TextRequest(_Message):
     session_id: str | None = None
     session_ttl_s: float | None = None
     adapter: int = 0
+    media: list[MediaItem] = []
 
 
 class TextQuery(_Message):
     """A question to the text process; its answer is a QueryReply with the same `call_id`.
 
     tokenize: `text` or `messages` -> {"tokens": [...], "pieces": [...], "count": n}, lists as JSON text in bytes;
-    detokenize: `token_ids` -> {"text": ...}.
+    detokenize: `token_ids` -> {"text": ...}. `media` as in TextRequest, though only their kinds and shapes count.
     """
 
     call_id: int
@@ -73,6 +92,7 @@ class TextQuery(_Message):
     token_ids: list[int] | None = None
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
+    media: list[MediaItem] = []
 
 
 class Submit(_Message):
@@ -88,6 +108,7 @@ class Submit(_Message):
     session_id: str | None = None
     session_ttl_s: float | None = None
     adapter: int = 0
+    media: list[MediaPlace] = []
 
 
 class Finish(_Message):

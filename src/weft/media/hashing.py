@@ -2,8 +2,8 @@
 
 All tokens of an image have the same id, whatever it shows, so the ids alone would let the cache take one image for
 another. `media_keys` gives numbers that no token id and no adapter's key can be, for they are negative. They are drawn
-from the digest, 31 bits each: that all n keys of two media agree has a chance of 2**(-31 n). One key alone is too few
-to rely on, so `kv.PrefixCache` reuses the KV of a medium as a whole or not at all.
+from the digest, 31 bits each: that all n keys of two media agree has a chance of 2**(-31 n). One key alone may agree by
+chance, so a request begins with the cached KV of a whole medium or with none of it (`PrefixCache.attach`).
 """
 
 from __future__ import annotations

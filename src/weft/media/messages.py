@@ -1,22 +1,32 @@
 """The media of a chat: where they stand, whether an engine takes them, and what they decode to.
 
-Messages come with `MediaPart`s in their lists of contents and leave with the placeholders of chat templates
-({"type": "image"}, {"type": "audio"}, Hugging Face's form), their media in order beside them.
+What stands in a message's list of contents for an image or a sound becomes, step by step: a `MediaPart` (`with_parts`),
+a decoded `Medium` (`decoded`), and the placeholder that chat templates know, {"type": "image"} or {"type": "audio"} in
+Hugging Face's form, with the media in order beside the messages (`split`). Callers' objects are never changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from weft.config.settings import MediaSettings
 from weft.core.errors import InvalidRequestError
-from weft.core.media import Medium
+from weft.core.media import Medium, Modality
 from weft.media.audio import SAMPLE_RATE, decode_audio
 from weft.media.hashing import media_digest
 from weft.media.images import decode_image
 from weft.media.parts import PART_TYPES, MediaPart, media_part
+
+
+class _HasKind(Protocol):
+    @property
+    def kind(self) -> Modality: ...
+
+
+T = TypeVar("T")
+K = TypeVar("K", bound=_HasKind)
 
 Messages = Sequence[Mapping[str, Any]]
 NOUNS = {"image": "images", "audio": "sound"}
@@ -30,38 +40,43 @@ class _Budget:
     seconds: float
 
 
-def with_parts(messages: Messages) -> list[dict[str, Any]]:
-    """The messages with a MediaPart in the place of each media part. Raises InvalidRequestError."""
-    result = [dict(message) for message in messages]
-    for i, message in enumerate(result):
-        content = message.get("content")
-        if isinstance(content, list):
-            message["content"] = [_parsed(part, f"messages[{i}].content[{j}]") for j, part in enumerate(content)]
-    return result
-
-
-def _parsed(part: Any, where: str) -> Any:
-    known = isinstance(part, Mapping) and isinstance(part.get("type"), str) and part["type"] in PART_TYPES
-    return media_part(part, where) if known else part
-
-
-def places(messages: Messages) -> Iterator[tuple[str, MediaPart]]:
-    """Every media part with its name in errors."""
+def places(messages: Messages, of: type[T]) -> Iterator[tuple[str, T]]:
+    """Every content part of this type with its name in errors."""
     for i, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, list):
             for j, part in enumerate(content):
-                if isinstance(part, MediaPart):
+                if isinstance(part, of):
                     yield f"messages[{i}].content[{j}]", part
 
 
-def has_media(messages: Messages | None) -> bool:
-    return messages is not None and next(places(messages), None) is not None
+def replaced(messages: Messages, of: type[T], by: Callable[[str, T], Any]) -> list[dict[str, Any]]:
+    """The messages with `by(where, part)` for every content part of this type."""
+    news = dict(places(messages, of))
+    result = [dict(message) for message in messages]
+    if not news:
+        return result
+    for i, message in enumerate(result):
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = ((f"messages[{i}].content[{j}]", part) for j, part in enumerate(content))
+            message["content"] = [by(where, news[where]) if where in news else part for where, part in parts]
+    return result
+
+
+def with_parts(messages: Messages) -> list[dict[str, Any]]:
+    """The messages with a MediaPart for each image and sound. Raises InvalidRequestError."""
+    return replaced(messages, dict, _parsed)
+
+
+def _parsed(where: str, part: dict[str, Any]) -> Any:
+    kind = part.get("type")
+    return media_part(part, where) if isinstance(kind, str) and kind in PART_TYPES else part
 
 
 def check_taken(messages: Messages, features: Collection[str], engine: str) -> None:
-    """Raises InvalidRequestError for the first part that an engine with these features does not take."""
-    for where, part in places(messages):
+    """Raises InvalidRequestError for the first MediaPart that an engine with these features does not take."""
+    for where, part in places(messages, MediaPart):
         if part.kind not in features:
             raise InvalidRequestError(
                 f"{where}: this model does not take {NOUNS[part.kind]} (the {engine} engine has no {part.kind!r}"
@@ -71,19 +86,29 @@ def check_taken(messages: Messages, features: Collection[str], engine: str) -> N
             )
 
 
-def decoded(messages: Messages, limits: MediaSettings) -> tuple[list[dict[str, Any]], list[Medium]]:
-    """The messages with placeholders, and their media. Raises InvalidRequestError.
+def decoded(messages: Messages, limits: MediaSettings) -> list[dict[str, Any]]:
+    """The messages with a Medium for each MediaPart. Raises InvalidRequestError.
 
     This takes time, and holds Python's lock for some of it. Together the images of a request have at most
     `max_image_pixels`, its sounds `max_audio_s`, so that what it takes in memory is bounded.
     """
-    found = list(places(messages))
-    if len(found) > limits.max_parts:
-        text = f"messages: {len(found)} images and sounds are too many (allowed: {limits.max_parts}, media.max_parts)"
+    count = sum(1 for _ in places(messages, MediaPart))
+    if count > limits.max_parts:
+        text = f"messages: {count} images and sounds are too many (allowed: {limits.max_parts}, media.max_parts)"
         raise InvalidRequestError(text, param="messages")
     left = _Budget(limits.max_image_pixels, limits.max_audio_s)
-    media = [_decode(part, where, limits, left) for where, part in found]
-    return [_with_placeholders(message) for message in messages], media
+    return replaced(messages, MediaPart, lambda where, part: _decode(part, where, limits, left))
+
+
+def split(messages: Messages, of: type[K]) -> tuple[list[dict[str, Any]], list[K]]:
+    """The messages with placeholders for the parts of this type, and those parts in order."""
+    media: list[K] = []
+
+    def placeholder(where: str, part: K) -> dict[str, Any]:
+        media.append(part)
+        return {"type": part.kind}
+
+    return replaced(messages, of, placeholder), media
 
 
 def _decode(part: MediaPart, where: str, limits: MediaSettings, left: _Budget) -> Medium:
@@ -103,11 +128,3 @@ def _decode(part: MediaPart, where: str, limits: MediaSettings, left: _Budget) -
     pixels = decode_image(part.data, part.format, where, left.pixels)
     left.pixels -= pixels.shape[0] * pixels.shape[1]
     return Medium("image", media_digest("image", pixels), pixels)
-
-
-def _with_placeholders(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    parts = [{"type": part.kind} if isinstance(part, MediaPart) else part for part in content]
-    return {**message, "content": parts}

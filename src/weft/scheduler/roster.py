@@ -23,6 +23,7 @@ from weft.core.errors import (
     QueueFullError,
     WeftError,
 )
+from weft.core.media import MediaSpan
 from weft.core.plan import Float32s, Int32s, TokenLogprobs
 from weft.core.request import Ending, FinishReason, Request, RequestState
 from weft.core.sampling import SamplingParams
@@ -137,6 +138,7 @@ class Roster:
         session_id: str | None = None,
         session_ttl_s: float | None = None,
         adapter: int = 0,
+        media: tuple[MediaSpan, ...] = (),
     ) -> Request:
         """Takes a request into the queue. Raises InvalidRequestError or QueueFullError; then nothing stays behind."""
         if self.find(request_id) is not None or request_id in self.leaving:
@@ -169,6 +171,7 @@ class Roster:
             session_ttl_s=session_ttl_s,
             adapter=adapter,
             key_offset=adapter * self.vocab_size,
+            media=media,
         )
         if session_id is not None:
             self.cache.renew_lease(session_id, now, self._ttl_s(request))

@@ -24,10 +24,12 @@ from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, Un
 from weft.core.sampling import SamplingParams
 from weft.engine.client import EngineClient, EngineOp, ModelFacts
 from weft.ipc.errors import error_from
-from weft.ipc.messages import End, TextDelta, TextRequest
+from weft.ipc.messages import End, MediaItem, TextDelta, TextRequest
+from weft.media.messages import split
 from weft.server import schemas
 from weft.server.admission import Admission
 from weft.server.measures import Measures
+from weft.server.media import MediaDesk
 from weft.server.readers import BodyReaders
 from weft.server.sessions import Session, session_of
 from weft.server.values import Prompt
@@ -66,6 +68,7 @@ class Server:
         )
         self.measures = Measures()
         self.readers = BodyReaders(facts.max_context_tokens)
+        self.media = MediaDesk(facts, settings.media)
         self.engine_metrics: dict[str, Any] = {}
         self._state = state
 
@@ -140,6 +143,8 @@ class Server:
         """
         self.check_admitting()
         self.check_model(body.model)
+        for prompt in prompts:
+            self.media.check(prompt.messages or [])
         priority = body.priority or 0
         self._check_priority(priority)
         places = len(prompts) * n if at_once is None else min(len(prompts), at_once)
@@ -211,13 +216,14 @@ class Job:
         self._outcome = "499"
         self._left, self._places = len(ids), places
         self._last_token_s: dict[int, float] = {}
+        chats = [(None, []) if p.messages is None else split(p.messages, MediaItem) for p in prompts]
         requests = [
             TextRequest(
                 request_ids=ids,
                 params=params,
                 text=prompt.text,
                 token_ids=prompt.token_ids,
-                messages=prompt.messages,
+                messages=messages,
                 template_kwargs=options.template_kwargs,
                 stream=bool(body.stream),
                 echo=options.echo,
@@ -227,8 +233,9 @@ class Job:
                 session_id=None if session is None else session.id,
                 session_ttl_s=None if session is None else session.ttl_s,
                 adapter=self.adapter,
+                media=media,
             )
-            for prompt, ids in zip(prompts, self.ids_by_prompt, strict=True)
+            for prompt, ids, (messages, media) in zip(prompts, self.ids_by_prompt, chats, strict=True)
         ]
         at_once = places if places < len(ids) else None
         self.generation = server.client.submit(*requests, on_end=self._ended, at_once=at_once)

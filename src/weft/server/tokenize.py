@@ -9,7 +9,8 @@ import msgspec
 from fastapi import Request, Response
 
 from weft.core.errors import DeadlineError, InvalidRequestError
-from weft.ipc.messages import TextQuery
+from weft.ipc.messages import MediaItem, TextQuery
+from weft.media.messages import split
 from weft.server.bodies import read_body
 from weft.server.chat import template_kwargs
 from weft.server.jobs import Server
@@ -27,13 +28,17 @@ async def tokenize(request: Request) -> Response:
         param = given[-1] if given else "prompt"
         text = f"{param}: exactly one of prompt, text and messages is needed"
         raise InvalidRequestError(text, param=param)
+    messages, media = None, []
+    if body.messages is not None:
+        messages, media = split(await server.media.taken(body.messages), MediaItem)
     query = TextQuery(
         0,
         "tokenize",
         text=body.prompt if body.text is None else body.text,
-        messages=body.messages,
+        messages=messages,
         add_special_tokens=body.add_special_tokens is not False,
         template_kwargs=template_kwargs(body.add_generation_prompt, body.chat_template_kwargs),
+        media=[msgspec.structs.replace(item, data=b"") for item in media],
     )
     if body.messages is None and query.template_kwargs:
         raise InvalidRequestError("messages: a chat template's parameters need messages", param="messages")

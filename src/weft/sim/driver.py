@@ -6,6 +6,7 @@ import hashlib
 import struct
 
 from weft.core.errors import WeftError
+from weft.core.media import MediaSpan
 from weft.core.plan import Int32s, StepPlan, StepResult
 from weft.core.request import Request
 from weft.core.sampling import SamplingParams
@@ -61,6 +62,7 @@ class Driver:
         session_id: str | None = None,
         session_ttl_s: float | None = None,
         adapter: int = 0,
+        media: tuple[MediaSpan, ...] = (),
     ) -> Request | WeftError:
         """The request, or why it was refused."""
         arguments = {
@@ -70,6 +72,7 @@ class Driver:
             "session_id": session_id,
             "session_ttl_s": session_ttl_s,
             "adapter": adapter,
+            "media": media,
         }
         if self._recorder is not None:
             self._recorder.add(self.now_s, request_id, prompt_ids, params, **arguments)  # type: ignore[arg-type]

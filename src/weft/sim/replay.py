@@ -109,6 +109,7 @@ class Replay:
             session_id=event.session,
             session_ttl_s=event.ttl,
             adapter=event.adapter,
+            media=event.spans(),
         )
         if not isinstance(outcome, Request):
             self._refusal = (event.id, outcome)
