@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from tests.engine.conftest import fake_settings
 from tests.media.builders import audio, encoded, image_url, pixels, png, text, user
 from weft.backends.fake.backend import MEDIA_TOKENS
-from weft.core.errors import InvalidRequestError, InvariantError
+from weft.backends.registry import create_backend
+from weft.core.errors import InvalidRequestError, InvariantError, SettingsError
 from weft.core.media import Medium
 from weft.core.sampling import SamplingParams
 from weft.engine.llm import LLM, Completion
 from weft.engine.media import item_of, medium_of, spans_of
 from weft.ipc.messages import MediaPlace, Submit, TextRequest, decode_to_engine, decode_to_text, encode
+from weft.media import images
 from weft.media.hashing import media_digest, media_keys
 from weft.sim.replay import Replay
 
@@ -113,9 +115,9 @@ def part(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("depth", ["true", "false"])
 def test_retracted_requests_see_the_same_again(seeing: Callable[..., LLM], depth: str) -> None:
-    params = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
-    chats = [[user(image_url(png(k)), text(QUESTION))] for k in range(6)]
-    tight = seeing("kv_cache.max_items=256", "http.max_concurrent_requests=6", f"scheduler.overlap={depth}")
+    params = SamplingParams(temperature=0, max_new_tokens=150, ignore_eos=True)
+    chats = [[user(image_url(png(k)), text(QUESTION))] for k in range(12)]
+    tight = seeing("kv_cache.max_items=256", f"scheduler.overlap={depth}")
     cold = seeing("kv_cache.retain=none")
     answers = tight.chat(chats, params)
     assert tight._core.metrics()["counters"]["retractions_total"] > 0
@@ -197,7 +199,12 @@ def test_places_outside_the_prompt_are_a_bug(places: list[tuple[int, int]]) -> N
 
 
 def test_settings_that_ask_for_nonsense_are_refused() -> None:
-    from weft.core.errors import SettingsError
-
     with pytest.raises(SettingsError, match="modalities"):
         fake_settings("backend.fake.modalities=[video]")
+
+
+def test_an_engine_that_sees_does_not_start_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"weft\[media\]"):
+        create_backend(fake_settings("backend.fake.modalities=[image]"))
+    create_backend(fake_settings("backend.fake.modalities=[audio]"))
