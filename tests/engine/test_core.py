@@ -85,6 +85,18 @@ def test_cached_tokens_are_told() -> None:
     assert [engine.ends[k].cached_tokens for k in (1, 2)] == [0, 39]
 
 
+def test_the_cache_is_told_while_a_request_runs_and_afterwards() -> None:
+    engine = Engine()
+    engine.submit(1, list(range(10, 50)))
+    engine.step()
+    assert [(node["tokens"], node["held"]) for node in engine.core.cache()["nodes"]] == [(40, "request")]
+    engine.run()
+    told = engine.core.cache()
+    assert [node["held"] for node in told["nodes"]] == [None] * len(told["nodes"])
+    assert sum(node["tokens"] for node in told["nodes"]) == told["cached"] == 42
+    assert told["active"] == 0
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_an_end_token_is_told_apart(own: bool) -> None:
     probe = Engine()

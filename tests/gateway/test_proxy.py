@@ -12,7 +12,7 @@ import httpx
 
 from tests.gateway.conftest import Running, decode_events, text_of, user
 from tests.gateway.scripted import ScriptedWorker, answer_to
-from weft.text.digests import prompt_digests
+from weft.text.digests import chat_digests
 
 PATH = "/v1/chat/completions"
 
@@ -70,7 +70,7 @@ async def test_an_answer_passes_through(gateway_of: Callable[..., Any]) -> None:
 async def test_known_prefixes_and_sessions_decide(gateway_of: Callable[..., Any]) -> None:
     first, second = ScriptedWorker(), ScriptedWorker()
     long = "x" * 5000
-    second.prefixes = [digest for digest, _ in prompt_digests([user(long)], model=None)]
+    second.prefixes = [digest for digest, _ in chat_digests([user(long)])]
     async with gateway_of([first, second]) as it:
 
         async def route(text: str, **headers: str) -> tuple[str, str]:
@@ -100,11 +100,11 @@ async def test_a_request_that_has_sent_nothing_is_retried(gateway_of: Callable[.
         first.refuse_with = 429
         await it.until(lambda: it.usable() == 2)
         first.log.clear()
-        for _ in range(2):  # the least recently used one is first
-            assert (await it.http.post(PATH, json=chat("a"))).status_code == 200
-        assert it.gateway.pool.workers["w1"].failures == 0 or not chats(first)
+        answer = await it.http.post(PATH, json=chat("b"))  # the least recently used one is asked first
+        assert answer.status_code == 200 and answer.headers["X-Weft-Route"].startswith("w2;")
+        assert len(chats(first)) == 1 and it.gateway.pool.workers["w1"].failures_total == 1  # to be full is no failure
         second.refuse_with = 429
-        assert (await it.http.post(PATH, json=chat("a"))).status_code == 429
+        assert (await it.http.post(PATH, json=chat("c"))).status_code == 429
 
 
 async def test_retries_are_bounded(gateway_of: Callable[..., Any]) -> None:

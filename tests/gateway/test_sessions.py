@@ -302,7 +302,7 @@ async def test_the_line_moves(gateway_of: Callable[..., Any]) -> None:
             line.append((client, frame["ticket_id"]))
         shown = (await it.http.get("/api/queue")).json()
         assert [ticket["ticket_id"] for ticket in shown["tickets"]] == [ticket for _, ticket in line]
-        assert shown["length"] == 4 and shown["running"] == 1
+        assert shown["queue_length"] == 4 and shown["running"] == 1
         await line[0][0].vanish()
         assert (await line[3][0].next("queue_update"))["position"] == 3
         assert (await it.http.get(f"/api/queue/{line[3][1]}")).json()["position"] == 3
@@ -322,7 +322,7 @@ async def test_the_line_moves(gateway_of: Callable[..., Any]) -> None:
         await line[3][0].next("queue_done")
         await line[3][0].next("prefill_done")
         assert (await line[3][0].answer())[0] == answer_to([user("w3")])
-        assert (await it.http.get("/api/queue")).json()["length"] == 0
+        assert (await it.http.get("/api/queue")).json()["queue_length"] == 0
         again, _ = await line[1][0].turn([user("again")])  # whose ticket was cancelled, its connection was not
         assert again == answer_to([user("again")])
 

@@ -64,6 +64,7 @@ MESSAGES: list[tuple[Callable[[bytes], object], object]] = [
     (decode_to_engine, Finish(3)),
     (decode_to_engine, Abort([1, 2])),
     (decode_to_engine, EngineQuery(8, "stats")),
+    (decode_to_engine, EngineQuery(9, "cache")),
     (decode_to_api, TextBatch([TextDelta(1, "é", [3], [TEXT_ITEM], "prompt", [None, TEXT_ITEM], END)])),
     (decode_to_api, QueryReply(4, {"text": "x"}, ErrorInfo(400, "no"))),
     (decode_to_api, EngineReply(4, {"kv": {"free": 1}})),

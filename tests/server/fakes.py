@@ -7,7 +7,7 @@ import copy
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from weft.core.plan import Float32s
 from weft.engine.client import ModelFacts
 from weft.engine.generation import Generation, OnEnd
 from weft.ipc.errors import error_from, error_info
-from weft.ipc.messages import End, ErrorInfo, TextDelta, TextLogprob, TextQuery, TextRequest
+from weft.ipc.messages import End, ErrorInfo, Heartbeat, TextDelta, TextLogprob, TextQuery, TextRequest
 
 FACTS = ModelFacts(
     served_name="weft-demo",
@@ -132,9 +132,10 @@ class WatchedGeneration(Generation):
 
 
 class FakeSpeaker:
-    """Speaks every word of a text as one clause of 240 equal samples. `gates`, by clause, hold up the threads.
+    """Speaks every word as one clause of 240 equal samples. `gates`, by clause, hold up the threads.
 
-    `failures`: the errors that clauses raise, by number. `made`: how many clauses were begun.
+    `failures`: the errors that clauses raise, by number. `begun`: voices and speeds of the texts; `made`: how many
+    clauses were begun; `said`: those that were, in order. `clones`: whether it takes reference audio.
     """
 
     name = "fake-speech"
@@ -142,26 +143,57 @@ class FakeSpeaker:
     default_voice = "auto"
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str, float]] = []
+        self.begun: list[tuple[str, float]] = []
+        self.references: list[Float32s | None] = []
+        self.said: list[str] = []
         self.gates: dict[int, threading.Event] = {}
         self.failures: dict[int, Exception] = {}
         self.made = 0
+        self.clones = self.closed = False
 
-    def check(self, voice: str, speed: float) -> None:
+    def begin(self, voice: str, speed: float, reference: Float32s | None) -> FakeSpeech:
         if voice not in ("auto", "en-us"):
             raise InvalidRequestError(f"voice: {voice!r} is not allowed (allowed: auto, en-us)", param="voice")
         if speed < 0.5:
             raise InvalidRequestError(f"speed: {speed:g} is not allowed (allowed: 0.5 to 4)", param="speed")
+        if reference is not None and not self.clones:
+            raise InvalidRequestError(
+                "tts_ref_audio_base64: not supported by fake-speech", param="tts_ref_audio_base64"
+            )
+        self.begun.append((voice, speed))
+        self.references.append(reference)
+        return FakeSpeech(self)
 
-    def speak(self, text: str, voice: str, speed: float) -> Iterator[Float32s]:
-        self.calls.append((text, voice, speed))
-        for number, _ in enumerate(text.split()):
-            self.made += 1
-            if number in self.gates:
-                assert self.gates[number].wait(10)
-            if number in self.failures:
-                raise self.failures[number]
-            yield np.full(240, (number + 1) / 10, np.float32)
+    def close(self) -> None:
+        self.closed = True
+        for gate in self.gates.values():
+            gate.set()
+
+
+class FakeSpeech:
+    """One text of a FakeSpeaker's."""
+
+    def __init__(self, speaker: FakeSpeaker) -> None:
+        self._speaker = speaker
+        self._text = ""
+        self._count = itertools.count()
+
+    def push(self, text: str) -> list[str]:
+        *words, self._text = (self._text + text).split(" ")
+        return [word for word in words if word]
+
+    def finish(self) -> list[str]:
+        return self._text.split()
+
+    def say(self, clause: str) -> Float32s:
+        speaker, number = self._speaker, next(self._count)
+        speaker.made += 1
+        speaker.said.append(clause)
+        if number in speaker.gates:
+            assert speaker.gates[number].wait(10)
+        if number in speaker.failures:
+            raise speaker.failures[number]
+        return np.full(240, (number + 1) / 10, np.float32)
 
 
 class FakeEngineClient:
@@ -182,6 +214,7 @@ class FakeEngineClient:
             "request": NotFoundError("not known here", param="request_id"),
             "sessions": {"sessions": []},
             "end_session": {"ended": True, "aborted": 0},
+            "cache": {"capacity": 4, "free": 4, "cached": 0, "active": 0, "nodes": [], "truncated": 0},
         }
         self.engine_queries: list[tuple[str, dict[str, Any]]] = []
         self.text_answer: dict[str, Any] | WeftError = {
@@ -193,6 +226,7 @@ class FakeEngineClient:
         self.failure: WeftError | None = None
         self.last_heartbeat_s = {"engine": time.monotonic(), "text0": time.monotonic()}
         self.retry_after_s = 7.2
+        self.beat = Heartbeat("engine")
         self.speaking: asyncio.Future[None] | None = None
         self._ids = itertools.count(1)
         self._generations: dict[int, WatchedGeneration] = {}

@@ -52,3 +52,8 @@ async def test_unknown_and_malformed(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/requests/7")).status_code == 404
     response = await http.get("/v1/requests/seven")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "request_id")
+
+
+async def test_the_cache_is_the_engines_word(http: httpx.AsyncClient, engine: FakeEngineClient) -> None:
+    assert (await http.get("/v1/cache")).json() == engine.engine_answers["cache"]
+    assert engine.engine_queries[-1] == ("cache", {})

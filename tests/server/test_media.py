@@ -15,6 +15,7 @@ import pytest
 from tests.media.builders import audio, encoded, image_url, input_audio, pixels, png, text, user, wav
 from tests.server.driver import Call
 from tests.server.fakes import FACTS, FakeEngineClient, settings
+from tests.server.ws_driver import Socket
 from weft.config.settings import MediaSettings, Settings
 from weft.core.errors import InvalidRequestError
 from weft.core.sampling import SamplingParams
@@ -23,6 +24,7 @@ from weft.media.messages import with_parts
 from weft.server import create_app
 from weft.server import media as server_media
 from weft.server.bodies import INLINE_BYTES
+from weft.server.prefixes import digests_of
 from weft.server.schemas import ChatRequest
 from weft.server.values import Prompt
 
@@ -182,3 +184,41 @@ async def test_parts_that_nobody_looked_at_do_not_get_past_start(engine: FakeEng
         server.start(None, ChatRequest(messages=[SYSTEM]), [prompt], SamplingParams())
     assert (caught.value.param, caught.value.code) == ("messages[0].content[1]", "unsupported_content")
     assert not engine.requests and not server.jobs
+
+
+# ---- sessions ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_refuses_what_the_engine_does_not_take(engine: FakeEngineClient) -> None:
+    socket = await Socket(create_app(engine, FACTS, settings())).open()  # type: ignore[arg-type]
+    for part, code, place in (
+        (image_url(), "unsupported_content", "messages[0].content[1]"),
+        ({"type": "audio", "data": "?"}, "invalid_request", "messages[0].content[1].data"),
+    ):
+        socket.send("prefill", messages=[user(text("a"), part)])
+        answer = await socket.next()
+        assert answer["type"] == "error", answer
+        assert (answer["code"], answer["param"]) == (code, place) and answer["message"].startswith(place), answer
+    assert not engine.requests
+
+
+async def test_a_session_remembers_what_it_was_shown(engine: FakeEngineClient) -> None:
+    socket = await Socket(create_app(engine, SEES, settings())).open()  # type: ignore[arg-type]
+    for parts in ([text("a"), image_url(png(1))], [audio([0.5])]):
+        socket.send("prefill", messages=[user(*parts)])
+        assert (await socket.next())["type"] == "prefill_done"
+        socket.send("generate")
+        await socket.until("done")
+    shown = [([item.kind for item in request.media], request.stream) for request in engine.requests]
+    assert shown == [(["image"], False), (["image"], True), (["image", "audio"], False), (["image", "audio"], True)]
+    assert engine.requests[-1].messages == [
+        user(text("a"), {"type": "image"}),
+        {"role": "assistant", "content": "Hello world"},
+        user({"type": "audio"}),
+    ]
+
+
+def test_prompts_with_media_are_not_told_to_gateways() -> None:
+    """By their placeholders two different images would be the same prompt."""
+    assert digests_of(Prompt(messages=[user(text("a"))]), "")
+    assert digests_of(Prompt(messages=[SYSTEM, user(text("a"), {"type": "image"})]), "") == []

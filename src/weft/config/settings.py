@@ -90,6 +90,13 @@ class HttpSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=1, le=1_000_000)],
         Meta(description="Open connections; one more is closed as soon as it is accepted."),
     ] = 1024
+    max_sessions: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)],
+        Meta(
+            description="Conversations of streaming sessions that are kept; for one more, the one unused for longest "
+            "gives way. 1: one conversation at a time, and `clear_kv_cache` forgets all KV."
+        ),
+    ] = 256
     max_queue_size: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)],
         Meta(description="Requests that may wait; one more is refused with 429 and `Retry-After`."),
@@ -375,14 +382,24 @@ class SpeechSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Text to audio."""
 
     engine: Annotated[
-        Literal["auto", "espeak", "none"],
-        Meta(description="What speaks. `auto`: espeak where the extra `weft[speech]` is installed, else nothing."),
+        Literal["auto", "espeak", "piper", "none"],
+        Meta(
+            description="What speaks. `auto`: piper where `speech.piper_voice` is set; else espeak where the extra "
+            "`weft[speech]` is installed; else nothing."
+        ),
     ] = "auto"
+    piper_voice: Annotated[
+        NonEmpty | None,
+        Meta(
+            description="A Piper voice: the .onnx file, with its .onnx.json beside it. Needs the extra `weft[piper]`."
+        ),
+    ] = None
     voice: Annotated[
         NonEmpty,
         Meta(
-            description="The voice of requests that name none, such as `en-us`. `auto`: by the text, Mandarin for "
-            "Chinese characters, else American English."
+            description="The voice of requests that name none, such as `en-us`, or of a Piper voice with several "
+            "speakers the name of one. `auto`: espeak goes by the text, Mandarin for Chinese characters, else American "
+            "English; a Piper voice has its default speaker."
         ),
     ] = "auto"
 

@@ -106,12 +106,18 @@ class CacheMiss:
     at_token: int
 
 
+def end_tokens(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
+    """The tokens that end a request with these parameters, once it has its `min_tokens`."""
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+
+
 class Request:
     """One prompt with its sampling parameters and its place in the cache.
 
     Args:
         request_id: unique integer.
         prompt_ids: int32 [n], n >= 1.
+        resume_ids: int32 [m], tokens that were generated elsewhere; the request stands as if it had done so itself.
         params: validated sampling parameters.
         max_device_len: hard limit on prompt plus generated tokens; the prompt's own length where nothing is generated.
         seed: 64-bit seed of this request's draws.
@@ -133,6 +139,7 @@ class Request:
         *,
         max_device_len: int,
         seed: int,
+        resume_ids: Int32s | None = None,
         eos_token_ids: tuple[int, ...] = (),
         arrival_s: float = 0.0,
         priority: int = 0,
@@ -144,8 +151,11 @@ class Request:
         media: tuple[MediaSpan, ...] = (),
     ) -> None:
         input_len = len(prompt_ids)
+        resumed_len = 0 if resume_ids is None else len(resume_ids)
         if not 1 <= input_len <= max_device_len - (not params.embed):
             raise InvariantError(f"request {request_id}: {input_len} prompt tokens, limit {max_device_len}")
+        if resumed_len > max_device_len - input_len:
+            raise InvariantError(f"request {request_id}: resumed with {resumed_len} tokens, limit {max_device_len}")
         self.request_id = request_id
         self.params = params
         self.seed = seed
@@ -158,16 +168,17 @@ class Request:
         self._key_offset = key_offset
         self.media = media
         self.input_len = input_len
+        self.resumed_len = resumed_len
         self.max_device_len = max_device_len
         self.cached_len = 0
-        self.device_len = input_len
+        self.device_len = input_len + resumed_len
         # Grown by doubling: a limit of 100k tokens must not cost 400 kB for a request that says ten words.
-        self._tokens = np.empty(min(max_device_len, input_len + 64), dtype=np.int32)
+        self._tokens = np.empty(min(max_device_len, self.device_len + 64), dtype=np.int32)
         self._tokens[:input_len] = prompt_ids
-        self.last_token = int(prompt_ids[-1])
-        self.end_tokens = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(eos_token_ids)
-        )
+        if resume_ids is not None:
+            self._tokens[input_len : self.device_len] = resume_ids
+        self.last_token = int(self._tokens[self.device_len - 1])
+        self.end_tokens = end_tokens(params, eos_token_ids)
         self.state = RequestState.QUEUED
         self.history: list[tuple[RequestState, float]] = [(RequestState.QUEUED, arrival_s)]
         self.ending: Ending | None = None

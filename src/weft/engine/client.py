@@ -41,7 +41,7 @@ from weft.ipc.messages import (
 )
 from weft.ipc.sockets import Endpoints, Outbox
 
-EngineOp = Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
+EngineOp = Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session", "cache"]
 
 _RECEIVE_S = 0.005  # before others on the event loop have their turn
 
@@ -72,7 +72,7 @@ class EngineClient:
 
     Attributes:
         last_heartbeat_s: when each child was last heard, by role; on the monotonic clock.
-        retry_after_s: how long until half of the queue is worked off, as the engine said last.
+        beat: all that the engine said with its last sign of life.
     """
 
     def __init__(self, endpoints: Endpoints) -> None:
@@ -93,7 +93,7 @@ class EngineClient:
         self._failed = asyncio.Event()
         self._loading = False
         self.last_heartbeat_s: dict[str, float] = {}
-        self.retry_after_s = 1.0
+        self.beat = Heartbeat("engine")
 
     # ---- life -------------------------------------------------------------------------------------------------
 
@@ -142,6 +142,11 @@ class EngineClient:
     async def close(self) -> None:
         self._close_sockets()
         self._context.term()
+
+    @property
+    def retry_after_s(self) -> float:
+        """How long until half of the queue is worked off, as the engine said last."""
+        return self.beat.retry_after_s
 
     @property
     def failure(self) -> WeftError | None:
@@ -249,7 +254,7 @@ class EngineClient:
         self._ready = {}
         self._all_ready = self._loop.create_future()
         self.last_heartbeat_s = {}
-        self.retry_after_s = 1.0
+        self.beat = Heartbeat("engine")
         # Plain sockets: with no high-water mark a send never waits; the inbox is drained when its descriptor says so.
         self._engine = Outbox(self._context, self._endpoints.engine)
         self._texts = [Outbox(self._context, self._endpoints.text(i)) for i in range(self._endpoints.num_text)]
@@ -297,10 +302,10 @@ class EngineClient:
                 self._answer(call_id, result, error)
             case EngineReply(call_id=call_id, result=result, error=error):
                 self._answer(call_id, result, error)
-            case Heartbeat(role=role, retry_after_s=retry_after_s):
+            case Heartbeat(role=role):
                 self.last_heartbeat_s[role] = time.monotonic()
                 if role == "engine":
-                    self.retry_after_s = retry_after_s
+                    self.beat = message
             case Ready(role=role, facts=facts):
                 self._ready[role] = facts
                 self.last_heartbeat_s[role] = time.monotonic()

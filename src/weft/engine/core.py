@@ -39,7 +39,8 @@ from weft.engine.sizing import (
 )
 from weft.engine.trace import CacheShape, Header, ModelFacts, Recorder, keep_older
 from weft.ipc.errors import error_info
-from weft.ipc.messages import CacheMissInfo, End, LogprobItem, Submit, TokenOutput
+from weft.ipc.messages import CacheMissInfo, End, Heartbeat, LogprobItem, Submit, TokenOutput
+from weft.kv.snapshot import snapshot
 from weft.scheduler.scheduler import Scheduler, Update
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class EngineCore:
             "session_ttl_s": message.session_ttl_s,
             "adapter": message.adapter,
         }
+        if message.resume_ids:
+            facts["resume_ids"] = np.frombuffer(message.resume_ids, dtype=np.int32)
         try:
             try:
                 self._check_features(message)
@@ -154,6 +157,8 @@ class EngineCore:
             if self._recorder is not None:
                 self._recorder.add(now, message.request_id, prompt_ids, message.params, **facts)
             self.scheduler.add(message.request_id, prompt_ids, message.params, **facts)
+            if message.complete:
+                self.complete(message.request_id)
         except WeftError as error:
             if self._recorder is not None:
                 self._recorder.refused(now, message.request_id, error)
@@ -312,9 +317,28 @@ class EngineCore:
             raise NotFoundError(f"request {request_id} is not known here (any more)", param="request_id")
         return record
 
+    def beat(self) -> Heartbeat:
+        """How it is."""
+        scheduler = self.scheduler
+        counts, queued = scheduler.cache.counts(), scheduler.queued
+        return Heartbeat(
+            "engine",
+            scheduler.steps,
+            len(queued),
+            scheduler.retry_after_s,
+            round(scheduler.speed.work_s(len(queued), queued.uncached_tokens), 3),
+            scheduler.speed.prompt_tokens_per_s,
+            counts.cached + counts.active + counts.host,
+            len(scheduler.cache.leases),
+        )
+
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions whose KV is kept."""
         return self.scheduler.cache.sessions(self._now.refresh())
+
+    def cache(self) -> dict[str, Any]:
+        """See `weft.kv.snapshot`."""
+        return snapshot(self.scheduler.cache, self._now.refresh())
 
     def end_session(self, session_id: str) -> dict[str, Any]:
         """Ends a session and its requests. Raises NotFoundError when there is neither."""

@@ -47,6 +47,7 @@ def _joined(group: list[TextDelta]) -> TextDelta:
         token_ids=[token for delta in group for token in delta.token_ids],
         logprobs=logprobs if any(delta.logprobs is not None for delta in group) else None,
         embedding=group[-1].embedding,
+        resumed_bytes=group[0].resumed_bytes,
         end=group[-1].end,
     )
 
@@ -73,12 +74,18 @@ def split(delta: TextDelta) -> list[TextDelta]:
     parts: list[TextDelta] = []
     if delta.prompt_logprobs is not None:
         parts += _prompt_parts(delta.request_id, delta.prompt_text or "", delta.prompt_logprobs)
-    text, token_ids = delta.text, delta.token_ids  # go first: what is known of tokens may follow them
+    text, token_ids, resumed = (
+        delta.text,
+        delta.token_ids,
+        delta.resumed_bytes,
+    )  # go first, what is told of tokens after
     *slices, last = _slices(delta.logprobs) if delta.logprobs else [None]
     for entries in slices:
-        parts.append(TextDelta(delta.request_id, text, token_ids=token_ids, logprobs=entries))
-        text, token_ids = "", []
-    return [*parts, TextDelta(delta.request_id, text, token_ids=token_ids, logprobs=last, end=delta.end)]
+        part = TextDelta(delta.request_id, text, token_ids=token_ids, logprobs=entries, resumed_bytes=resumed)
+        parts.append(part)
+        text, token_ids, resumed = "", [], b""
+    end = TextDelta(delta.request_id, text, token_ids=token_ids, logprobs=last, end=delta.end, resumed_bytes=resumed)
+    return [*parts, end]
 
 
 def _prompt_parts(request_id: int, text: str, entries: list[TextLogprob | None]) -> list[TextDelta]:

@@ -49,7 +49,8 @@ class _State:
     """One request between its Submit and its end.
 
     `pending` and `pieces`, its text, collect what the next delta will tell (all of it, for an unstreamed request);
-    `used` counts the tokens up to the one that completed a stop string.
+    `used` counts the tokens up to the one that completed a stop string, those that it was resumed with too. Of the text
+    that comes, the client has the first `skip` characters; it has what a stream shows of the first `told` tokens.
     """
 
     text: TextStream
@@ -62,6 +63,8 @@ class _State:
     stopped_by: str | None = None
     finish_sent: bool = False
     prompt_logprobs: list[TextLogprob] = field(default_factory=list)
+    told: int = 0
+    skip: int = 0
 
 
 class TextWorker:
@@ -105,6 +108,8 @@ class TextWorker:
         """
         media = [MediaPlace(*span, item) for span, item in zip(spans, request.media, strict=True)]
         self._check_scored(request.params, len(prompt_ids))
+        if request.resume_ids or request.resume_chars is not None:
+            self._check_resumed(request)
         echoed = self._echoed(request, prompt_ids) if request.echo else None
         packed = np.asarray(prompt_ids, dtype=np.int32).tobytes()
         states: dict[int, _State] = {}
@@ -113,20 +118,15 @@ class TextWorker:
             params = request.params
             if params.seed is not None and offset:
                 params = params.with_seed((params.seed + offset) % 2**64)
-            states[request_id] = _State(
-                text=TextStream(
-                    self.tokenizer,
-                    prompt_ids=prompt_ids[-16:] if request.messages is None else (),
-                    stops=params.stop,
-                    skip_special_tokens=params.skip_special_tokens,
-                    include_stop=params.include_stop,
-                    min_tokens=params.min_tokens,
-                ),
+            state = states[request_id] = _State(
+                text=self._stream(request, prompt_ids),
                 streaming=request.stream,
                 wants_logprobs=params.logprobs is not None,
                 wants_prompt_logprobs=params.prompt_logprobs is not None,
                 pending=TextDelta(request_id, prompt_text=echoed),
             )
+            if request.resume_ids:
+                self._resume(state, request, prompt_ids)
             submits.append(
                 Submit(
                     request_id,
@@ -139,11 +139,61 @@ class TextWorker:
                     request.session_id,
                     request.session_ttl_s,
                     request.adapter,
+                    np.asarray(request.resume_ids, dtype=np.int32).tobytes(),
+                    state.finish_sent,
                     media,
                 )
             )
         self._states.update(states)  # all or none: an error above leaves nothing behind
         return submits
+
+    def _stream(self, request: TextRequest, prompt_ids: list[int]) -> TextStream:
+        params = request.params
+        return TextStream(
+            self.tokenizer,
+            prompt_ids=prompt_ids[-16:] if request.messages is None else (),
+            stops=params.stop,
+            skip_special_tokens=params.skip_special_tokens,
+            include_stop=params.include_stop,
+            min_tokens=params.min_tokens,
+        )
+
+    def _resume(self, state: _State, request: TextRequest, prompt_ids: list[int]) -> None:
+        """Brings a fresh state to where these tokens had brought it. Raises InvalidRequestError."""
+        ids, chars = request.resume_ids, request.resume_chars
+        piece = state.text.push(ids)
+        state.used = piece.tokens_used
+        state.stopped_by = piece.matched_stop
+        state.finish_sent = state.stopped_by is not None  # the Submit says so
+        if state.wants_logprobs:
+            state.pending.resumed_bytes = b"".join(map(self.tokenizer.token_bytes, ids))
+        if chars is None:
+            state.told = len(ids)
+            return
+        state.pieces.append(piece.text[chars:])
+        if chars > len(piece.text):  # the client may have what was held back, if there is as much of it
+            whole = self._stream(request, prompt_ids)
+            length = len(whole.push(ids).text) + len(whole.finish())
+            if chars > length:
+                raise InvalidRequestError(
+                    f"weft_resume.chars: {chars} is not allowed (allowed: 0 to {length}, the length of the text of"
+                    f" its {len(ids)} tokens)",
+                    param="weft_resume.chars",
+                )
+            state.skip = chars - len(piece.text)
+
+    def _check_resumed(self, request: TextRequest) -> None:
+        """Raises InvalidRequestError where an answer cannot go on; what only the engine knows, it judges."""
+        for token in request.resume_ids:
+            if not 0 <= token < 2**31:  # as of a prompt's
+                text = f"weft_resume: token id {token} is not in the vocabulary"
+                raise InvalidRequestError(text, param="weft_resume")
+        if len(request.request_ids) != 1 or not request.stream or request.echo or request.params.embed:
+            text = "weft_resume: only allowed for one answer that streams, and without echo"
+            raise InvalidRequestError(text, param="weft_resume")
+        if request.resume_chars and (request.resume_chars < 0 or not request.resume_ids):
+            text = f"weft_resume.chars: {request.resume_chars} is not allowed (allowed: 0, of no tokens)"
+            raise InvalidRequestError(text, param="weft_resume.chars")
 
     def answer(self, query: TextQuery) -> dict[str, Any]:
         """The result of a tokenize or detokenize query. Raises InvalidRequestError."""
@@ -284,7 +334,7 @@ class TextWorker:
         piece = state.text.push(ids)
         state.used += piece.tokens_used
         state.stopped_by = piece.matched_stop
-        state.pieces.append(piece.text)
+        _add_text(state, piece.text)
         state.pending.token_ids.extend(ids[: piece.tokens_used])
         if state.wants_logprobs:
             if state.pending.logprobs is None:
@@ -298,7 +348,9 @@ class TextWorker:
         """
         state.pending.end = end
         if end.state == "completed" and state.stopped_by is None:
-            state.pieces.append(state.text.finish())
+            rest = state.text.finish()
+            if end.finish_reason != "length" or state.used != state.told:  # else it came with the last of those tokens
+                _add_text(state, rest)
             state.stopped_by = state.text.matched_stop
         if state.stopped_by is not None:
             end.state, end.error = "completed", None
@@ -321,6 +373,13 @@ class TextWorker:
             shown = self.tokenizer.token_text(token_id), self.tokenizer.token_bytes(token_id)
             self._shown[token_id] = shown
         return shown
+
+
+def _add_text(state: _State, text: str) -> None:
+    """Text for the client, but for what it has."""
+    if state.skip:
+        text, state.skip = text[state.skip :], max(0, state.skip - len(text))
+    state.pieces.append(text)
 
 
 def _take_delta(state: _State) -> TextDelta:

@@ -3,7 +3,7 @@
 The first line is a `Header` with what a fresh scheduler and cache need; every other line is an event with the time that
 the scheduler's clock showed, `t`, in seconds. Inputs (`Add`, `Abort`, `Complete`, `Expire`, `Flush`, `Reset`,
 `EndSession`, `Apply`, `Fail`, `Cancelled`) are enough to do it all over again; `Refused`, `Plan` and `End` are what the
-scheduler made of them, for comparison. `weft simulate FILE` does that. Prompts are little-endian int32, base64.
+scheduler made of them, for comparison. `weft simulate FILE` does that. Token ids are little-endian int32, base64.
 
 `Recorder` is called by the engine and never disturbs it: a call appends to a list, a thread of its own encodes and
 writes. A disk that is full or too slow ends the recording, with one line in the log, not the engine.
@@ -120,10 +120,14 @@ class Add(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="add"):
     session: str | None = None
     ttl: float | None = None
     adapter: int = 0
+    resume: bytes = b""
     media: list[tuple[int, int, str]] = []
 
     def prompt_ids(self) -> Int32s:
         return np.frombuffer(self.prompt, dtype="<i4").astype(np.int32, copy=False)
+
+    def resume_ids(self) -> Int32s | None:
+        return np.frombuffer(self.resume, dtype="<i4").astype(np.int32, copy=False) if self.resume else None
 
     def spans(self) -> tuple[MediaSpan, ...]:
         """The media, without their samples: their keys are all that a scheduler knows of them."""
@@ -334,9 +338,10 @@ class Recorder:
         session_id: str | None = None,
         session_ttl_s: float | None = None,
         adapter: int = 0,
+        resume_ids: Int32s | None = None,
         media: tuple[MediaSpan, ...] = (),
     ) -> None:
-        """Before `Scheduler.add`. The prompt must not be changed afterwards."""
+        """Before `Scheduler.add`. The prompt and what is resumed must not be changed afterwards."""
         self._note(
             lambda: Add(
                 t=now_s,
@@ -349,9 +354,10 @@ class Recorder:
                 session=session_id,
                 ttl=session_ttl_s,
                 adapter=adapter,
+                resume=b"" if resume_ids is None else np.ascontiguousarray(resume_ids, dtype="<i4").tobytes(),
                 media=[(span.start, span.end, span.medium.digest.hex()) for span in media],
             ),
-            prompt_ids.nbytes,
+            prompt_ids.nbytes + (0 if resume_ids is None else resume_ids.nbytes),
         )
 
     def refused(self, now_s: float, request_id: int, error: WeftError) -> None:

@@ -93,7 +93,7 @@ class Admin:
         tickets = self._pool.tickets
         return _json(
             {
-                "length": len(tickets),
+                "queue_length": len(tickets),
                 "max": self._proxy.max_queue_size,
                 "running": len(self._pool.leases),
                 "tickets": [self._ticket(t, wait) for t, wait in zip(tickets, estimates, strict=True)],
@@ -111,12 +111,7 @@ class Admin:
 
     async def list_routes(self, request: Request) -> Response:
         """The latest decisions, the newest first."""
-        now = self._pool.clock()
-        routes = [
-            {"ago_s": round(now - route["at_s"], 3)} | {k: v for k, v in route.items() if k != "at_s"}
-            for route in reversed(self._pool.routes)
-        ]
-        return _json({"routes": routes, "counts": dict(self._pool.route_counts)})
+        return _json({"routes": list(reversed(self._pool.routes)), "counts": dict(self._pool.route_counts)})
 
     # ---- the whole --------------------------------------------------------------------------------------------
 
@@ -210,13 +205,13 @@ class Admin:
             "url": worker.url,
             "state": worker.state(now),
             "model": worker.model,
-            "requests": {"total": worker.slots, "used": worker.in_flight},
+            "slots": {"total": worker.slots, "used": worker.in_flight},
             "sessions": {"total": worker.session_slots, "used": worker.histories},
             "queued": worker.queued,
             "wait_s": round(worker.wait_s, 3),
-            "requests_total": worker.requests_total,
-            "hits_total": worker.hits_total,
-            "failures_total": worker.failures_total,
+            "requests": worker.requests_total,
+            "hits": worker.hits_total,
+            "failures": worker.failures_total,
             "last_error": worker.last_error,
         }
 

@@ -23,6 +23,7 @@ from weft.gateway.health import Health
 from weft.gateway.pool import Pool
 from weft.gateway.proxy import Proxy
 from weft.gateway.sessions import Sessions
+from weft.web import console
 from weft.web.edge import Edge, Gate
 from weft.web.errors import install_handlers
 
@@ -106,7 +107,7 @@ class Gateway:
             Route("/flush_cache", admin.flush_cache, methods=["POST"]),
             Route("/abort", admin.abort, methods=["POST"]),
         ]
-        app = Starlette(routes=routes)
+        app = Starlette(routes=[*routes, *console.routes()])
         app.router.redirect_slashes = False
         install_handlers(app)
         ids = itertools.count(1)

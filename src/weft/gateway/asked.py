@@ -5,12 +5,13 @@ Whether a body is valid is the worker's to say: what cannot be understood here i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from weft.text.digests import prompt_digests
+from weft.text.digests import Digests, chat_digests, ids_digests, text_digests
 
 MAX_LOOKED_INTO_BYTES = 1 << 20
 """Larger bodies are routed by load alone, and their streams cannot be continued: reading them would stop others."""
@@ -46,15 +47,15 @@ _decode = msgspec.json.Decoder(_Fields).decode
 class Asked:
     """A body as far as it was understood. `continued`: a stream that can go on on another worker."""
 
-    digests: list[tuple[str, int]]
+    digests: Digests
     length: int = 0
     ids: bool = False
     stream: bool = False
     continued: bool = False
 
 
-def look_into(kind: str, body: bytes) -> Asked:
-    """What the body of such a request says."""
+def look_into(kind: str, body: bytes, base_models: Collection[str]) -> Asked:
+    """What the body of such a request says. `base_models`: names of what the workers serve, adapters aside."""
     if len(body) > MAX_LOOKED_INTO_BYTES:
         return Asked([])
     try:
@@ -67,8 +68,8 @@ def look_into(kind: str, body: bytes) -> Asked:
     continued = kind in _CONTINUED and stream and single is not None and fields.n in (None, 1)
     if single is None:
         return Asked([], _rough_length(prompt if prompt is not None else fields.input), False, stream, continued)
-    model = fields.model if isinstance(fields.model, str) else None
-    digests = prompt_digests(single, model=model)
+    model = fields.model if isinstance(fields.model, str) and fields.model not in base_models else ""
+    digests = _digests(single, is_ids, model)
     length = digests[-1][1] if digests else 0
     return Asked(digests, length, is_ids, stream, continued and fields.weft_resume is None)
 
@@ -85,6 +86,12 @@ def _single(prompt: Any, *, chat: bool) -> tuple[Any, bool]:
     if isinstance(prompt, list) and prompt and all(type(i) is int and 0 <= i < 2**31 for i in prompt):
         return prompt, True
     return None, False
+
+
+def _digests(prompt: Any, is_ids: bool, model: str) -> Digests:
+    if isinstance(prompt, str):
+        return text_digests(prompt, model)
+    return ids_digests(prompt, model) if is_ids else chat_digests(prompt, model)
 
 
 def _rough_length(prompts: Any) -> int:

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,7 @@ class Pool:
         """A request failed through the worker's fault; `lost`: the worker seems to be dead. Its health is asked."""
         worker = lease.worker
         worker.failed(reason, self.clock())
+        worker.lacks(lease.wanted.digests)
         if lost:
             worker.lost(reason)
         log.warning("worker %s failed a request: %s", worker.name, reason)
@@ -155,6 +157,11 @@ class Pool:
         self.changed.set()
         self.failure.set()
         self.settle()
+
+    @property
+    def models(self) -> set[str]:
+        """What the workers serve."""
+        return {worker.model for worker in self.workers.values() if worker.model is not None}
 
     def states(self) -> dict[str, int]:
         """Workers by state."""
@@ -336,12 +343,12 @@ class Pool:
         cost = lease.choice.cost_s
         self.routes.append(
             {
-                "at_s": self.clock(),
+                "time": round(time.time(), 3),
                 "kind": lease.wanted.kind,
                 "worker": lease.worker.name,
                 "reason": reason,
                 "cached_tokens": cached_tokens,
-                "cost_s": None if cost is None else round(cost, 6),
+                "cost": None if cost is None else round(cost, 6),
                 "waited_s": round(lease.waited_s, 6),
             }
         )

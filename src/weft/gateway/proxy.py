@@ -165,7 +165,7 @@ class _Request:
         self._body = body
         self._out = _Out(send)
         self._kind = KINDS[scope["path"]]
-        self._asked: Asked = look_into(self._kind, body)
+        self._asked: Asked = look_into(self._kind, body, proxy.pool.models)
         headers = StarletteHeaders(scope=scope)
         self._wanted = Wanted(
             self._kind,

@@ -123,7 +123,8 @@ class Worker:
         self.reachable, self.missed_checks, self.starting = True, 0, False
         self.model = facts["model"]
         self.ready, self.draining = bool(facts["ready"]), bool(facts["draining"])
-        self.was_ready = self.was_ready or self.ready
+        if self.ready and not self.was_ready:
+            self.was_ready, self.last_error = True, None
         self.slots, self.session_slots = facts["requests"]["total"], facts["sessions"]["total"]
         self.queued, self.wait_s = facts["queued"], facts["wait_s"]
         self.prefill_tokens_per_s = facts["prefill_tokens_per_s"] or _DEFAULT_PREFILL_TOKENS_PER_S
@@ -206,3 +207,8 @@ class Worker:
             self._own.move_to_end(digest)
         while len(self._own) > _MAX_OWN_PREFIXES:
             self._own.popitem(last=False)
+
+    def lacks(self, digests: Sequence[tuple[str, int]]) -> None:
+        """A prompt has not been computed there after all."""
+        for digest, _ in digests:
+            self._own.pop(digest, None)

@@ -58,6 +58,8 @@ class TextRequest(_Message):
     `arrival_s` and `deadline_s` are on the system's monotonic clock, which all processes of one machine share.
     `adapter`: 0 for the model itself, k for the k-th of `model.lora`. `media`: what the placeholders in `messages`,
     {"type": "image"} or "audio", stand for, in their order.
+    `resume_ids` (of one id that streams): the answer has begun with these tokens elsewhere; its deltas tell what comes
+    after them, and of their text what lies beyond `resume_chars` characters; None: beyond what a stream shows of them.
     """
 
     request_ids: list[int]
@@ -75,6 +77,8 @@ class TextRequest(_Message):
     session_id: str | None = None
     session_ttl_s: float | None = None
     adapter: int = 0
+    resume_ids: list[int] = []
+    resume_chars: int | None = None
     media: list[MediaItem] = []
 
 
@@ -96,7 +100,10 @@ class TextQuery(_Message):
 
 
 class Submit(_Message):
-    """A tokenized request for the engine; token ids are the bytes of an int32 array."""
+    """A tokenized request for the engine; token ids are the bytes of an int32 array.
+
+    `resume_ids`: what was generated for it before it came here. `complete`: a stop string was found in their text.
+    """
 
     request_id: int
     token_ids: bytes
@@ -108,6 +115,8 @@ class Submit(_Message):
     session_id: str | None = None
     session_ttl_s: float | None = None
     adapter: int = 0
+    resume_ids: bytes = b""
+    complete: bool = False
     media: list[MediaPlace] = []
 
 
@@ -136,11 +145,12 @@ class EngineQuery(_Message):
 
     stats -> the JSON of GET /stats; flush_cache -> {"flushed_tokens"}; metrics -> {"counters", "gauges", "histograms"};
     requests -> {"requests": [...]}, live and recent; request, with `request_id` -> one of them;
-    sessions -> {"sessions": [...]}; end_session, with `session_id` -> {"ended", "aborted"}.
+    sessions -> {"sessions": [...]}; end_session, with `session_id` -> {"ended", "aborted"};
+    cache -> the JSON of GET /v1/cache.
     """
 
     call_id: int
-    op: Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session"]
+    op: Literal["stats", "flush_cache", "metrics", "requests", "request", "sessions", "end_session", "cache"]
     request_id: int | None = None
     session_id: str | None = None
 
@@ -217,6 +227,7 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
 
     The first delta with `prompt_logprobs` has one entry per prompt token, None for the first token.
     `prompt_text` is set in the first delta of a request with `echo`. `embedding` is `TokenOutput`'s, in the last one.
+    `resumed_bytes`: those of all tokens that it was resumed with, in the first delta, where there are `logprobs`.
     """
 
     request_id: int
@@ -227,6 +238,7 @@ class TextDelta(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: list[TextLogprob | None] | None = None
     end: End | None = None
     embedding: bytes | None = None
+    resumed_bytes: bytes = b""
 
 
 class TextBatch(_Message):
@@ -248,14 +260,20 @@ class EngineReply(_Message):
 class Heartbeat(_Message):
     """A child's loop turned: sent once a second, and by the loop itself, so that a hung loop is silent.
 
-    From the engine also how much waits: `retry_after_s` is how long until half of the queue is worked off, from the
-    uncached tokens of all waiting requests and the measured speed.
+    From the engine also how it is, for whoever chooses between workers: `retry_after_s` is how long until half of the
+    queue is worked off, from the uncached tokens of all waiting requests and the measured speed; `wait_s` until all of
+    it is; `prompt_tokens_per_s` is None while it is not known; `held_tokens` are those whose KV it has; `sessions`
+    those whose KV is kept for them.
     """
 
     role: str
     steps: int = 0
     queued: int = 0
     retry_after_s: float = 1.0
+    wait_s: float = 0.0
+    prompt_tokens_per_s: float | None = None
+    held_tokens: int = 0
+    sessions: int = 0
 
 
 class Ready(_Message):

@@ -96,6 +96,7 @@ class RadixTree:
     Attributes:
         locked_tokens: held by requests. leased_tokens: by sessions alone. evictable_tokens: by nobody.
         under_lease_tokens: held by sessions, whether requests hold them too or not.
+        num_nodes: all but the root.
         evicted: where something was cut off; see `EvictedPrefixes`.
     """
 
@@ -114,6 +115,7 @@ class RadixTree:
         self.root.children.clear()
         self.root.locks = self.root.leases = 0
         self.locked_tokens = self.leased_tokens = self.evictable_tokens = self.under_lease_tokens = 0
+        self.num_nodes = 0
         self._heap: list[tuple[tuple[int, int], int, Node]] = []
         self._heap_serial = 0
 
@@ -194,6 +196,7 @@ class RadixTree:
         first = self.child_key(key, 0)
         match.node.children[first] = leaf
         self.evictable_tokens += len(leaf)
+        self.num_nodes += 1
         self._offer(leaf)
         self._tell(match.node, first)
         return Match(match.length, leaf, match.slots)
@@ -305,8 +308,9 @@ class RadixTree:
 
     def check(self) -> None:
         """Raises InvariantError where the tree contradicts itself."""
-        locked = leased = evictable = under_lease = 0
+        locked = leased = evictable = under_lease = num_nodes = 0
         for node in self.nodes():
+            num_nodes += 1
             size = len(node.key)
             parent = node.parent
             if size != len(node.slots) or not size or size % self.page_size:
@@ -332,6 +336,8 @@ class RadixTree:
         counted = (self.locked_tokens, self.leased_tokens, self.evictable_tokens, self.under_lease_tokens)
         if found != counted:
             raise InvariantError(f"tree counts {counted} locked, leased, evictable, under lease; found {found}")
+        if num_nodes != self.num_nodes:
+            raise InvariantError(f"the tree counts {self.num_nodes} nodes; found {num_nodes}")
 
     # ---- insides ----------------------------------------------------------------------------------------------
 
@@ -380,6 +386,7 @@ class RadixTree:
         parent.children[first] = upper
         node.key, node.slots, node.parent = node.key[at:].copy(), node.slots[at:].copy(), upper
         upper.children[self.child_key(node.key, 0)] = node
+        self.num_nodes += 1
         self._tell(parent, first)
         return upper
 
@@ -405,6 +412,7 @@ class RadixTree:
         del parent.children[key]
         self.evicted.add(parent.prefix, key)
         self.evictable_tokens -= len(node)
+        self.num_nodes -= 1
         node.parent = None
         self._offer(parent)
         for listener in self.listeners:

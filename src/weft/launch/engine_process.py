@@ -29,7 +29,6 @@ from weft.ipc.messages import (
     EngineQuery,
     EngineReply,
     Finish,
-    Heartbeat,
     Ready,
     Submit,
     ToEngine,
@@ -154,6 +153,8 @@ class EngineProcess:
                 return {"sessions": core.sessions()}
             case "end_session":
                 return core.end_session(query.session_id or "")
+            case "cache":
+                return core.cache()
 
     def _send(self, outputs: list[TokenOutput]) -> None:
         batches: dict[int, list[TokenOutput]] = {}
@@ -170,8 +171,7 @@ class EngineProcess:
     def _beat(self) -> None:
         now = time.monotonic()
         if now >= self._beat_due_s:
-            scheduler = self._core.scheduler
-            self._api.send(Heartbeat("engine", scheduler.steps, len(scheduler.queued), scheduler.retry_after_s))
+            self._api.send(self._core.beat())
             self._beat_due_s = now + self._beat_interval_s
 
 

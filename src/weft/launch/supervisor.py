@@ -34,6 +34,7 @@ from weft.speech.registry import create_speaker
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 3.0  # for answers that are being ended
+_PONG_S = 120.0  # a client that is slow to take its answer is also slow to answer a ping
 _MAX_DEATHS, _DEATHS_S = 3, 60.0
 """With so many deaths in so many seconds, starting again is given up."""
 
@@ -151,7 +152,10 @@ class Supervisor:
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=self._settings.http.max_body_bytes,
+                ws_ping_timeout=_PONG_S,
+                ws_per_message_deflate=False,  # tokens are too short for it, and audio does not shrink
                 timeout_graceful_shutdown=int(_CLOSE_S),
                 server_header=False,
             )
@@ -166,9 +170,12 @@ class Supervisor:
             f" (model {facts.served_name}, backend {facts.backend}, KV {facts.kv_tokens} tokens)",
             flush=True,
         )
-        code = await self._until_the_end(app, serving)
-        server.should_exit = True
-        await serving
+        try:
+            code = await self._until_the_end(app, serving)
+            server.should_exit = True
+            await serving
+        finally:
+            await app.state.speech.close()
         return code
 
     async def _until_the_end(self, app: FastAPI, serving: asyncio.Task[None]) -> int:
@@ -212,10 +219,16 @@ class Supervisor:
         limit = self._settings.http.drain_s
         logger.info("draining: no new requests, up to %g s for those that run", limit)
         self._stop.clear()
-        idle = app.state.gate.wait_idle()
-        if await self._first_of(idle, self._stop.wait(), self._failed.wait(), timeout_s=limit) != 0:
+
+        async def idle() -> None:
+            await app.state.sessions.drain()
+            await app.state.gate.wait_idle()
+
+        if await self._first_of(idle(), self._stop.wait(), self._failed.wait(), timeout_s=limit) != 0:
             self._client.fail(UnavailableError("the server is shutting down", code="draining"))
             await self._settle(app)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(app.state.sessions.close_all(), _CLOSE_S)
 
     async def _settle(self, app: FastAPI) -> None:
         with contextlib.suppress(TimeoutError):

@@ -205,6 +205,7 @@ class TextProcess:
 def _size(job: Job) -> int:
     """Characters to tokenize, roughly; a message counts for what its template does with it."""
     size = len(job.text or "") + len(job.token_ids or ())
+    size += len(job.resume_ids) if isinstance(job, TextRequest) else 0
     for message in job.messages or ():
         content = message.get("content") or ""
         parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]

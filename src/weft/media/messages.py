@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from weft.config.settings import MediaSettings
 from weft.core.errors import InvalidRequestError
-from weft.core.media import Medium, Modality
+from weft.core.media import MODALITIES, Medium, Modality
 from weft.media.audio import SAMPLE_RATE, decode_audio
 from weft.media.hashing import media_digest
 from weft.media.images import decode_image
@@ -62,6 +62,11 @@ def replaced(messages: Messages, of: type[T], by: Callable[[str, T], Any]) -> li
             parts = ((f"messages[{i}].content[{j}]", part) for j, part in enumerate(content))
             message["content"] = [by(where, news[where]) if where in news else part for where, part in parts]
     return result
+
+
+def has_placeholders(messages: Messages) -> bool:
+    """Whether the messages say too little to tell prompts apart: the media that belong to them are elsewhere."""
+    return any(part.get("type") in MODALITIES for _, part in places(messages, dict))
 
 
 def with_parts(messages: Messages) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.core.errors import InvalidRequestError
 from weft.core.plan import Int32s
-from weft.core.request import Request
+from weft.core.request import Request, end_tokens
 from weft.core.sampling import SamplingParams
 from weft.scheduler.limits import Limits
 
@@ -17,14 +17,24 @@ class Admission:
         max_context_tokens: longest sequence of the model.
         capacity: tokens that the KV cache holds; one request may have all of them.
         vocab_size: token ids are below it.
+        eos_token_ids: end tokens of the model.
     """
 
-    def __init__(self, limits: Limits, *, max_context_tokens: int, capacity: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        max_context_tokens: int,
+        capacity: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
         self.max_context_tokens = max_context_tokens
         self.vocab_size = vocab_size
         self._limits = limits
         self._capacity = capacity
         self._max_len = min(max_context_tokens, capacity)
+        self._eos_token_ids = eos_token_ids
 
     def max_device_len(self, prompt_ids: Int32s, params: SamplingParams) -> int:
         """Most tokens, prompt and output, of such a request. Raises InvalidRequestError where it cannot be served."""
@@ -51,6 +61,30 @@ class Admission:
         if max_output is not None:
             limit = min(limit, max_output)
         return min(length + limit, self._max_len)
+
+    def check_resumed(self, resume_ids: Int32s, params: SamplingParams, room: int) -> None:
+        """Whether a request with `room` tokens to generate may go on after these. Raises InvalidRequestError."""
+        if params.embed or params.prompt_logprobs is not None:
+            what = "an embedding" if params.embed else "log probabilities of the prompt"
+            raise InvalidRequestError(f"weft_resume: not allowed with {what}", param="weft_resume")
+        if len(resume_ids) > room:
+            raise InvalidRequestError(
+                f"weft_resume: it has {len(resume_ids)} tokens, but at most {room} can be generated for this request"
+                f" (its limit, context {self.max_context_tokens} tokens, KV cache {self._capacity} tokens)",
+                param="weft_resume",
+                code="context_length_exceeded",
+            )
+        ends = end_tokens(params, self._eos_token_ids)
+        for index, token in enumerate(resume_ids.tolist()):
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"weft_resume: token id {token} is not in the vocabulary (allowed: 0 to {self.vocab_size - 1})",
+                    param="weft_resume",
+                )
+            if token in ends and index >= params.min_tokens:
+                raise InvalidRequestError(
+                    f"weft_resume: token id {token} ends an answer; nothing is generated after it", param="weft_resume"
+                )
 
     def _check_prompt(self, prompt_ids: Int32s, room: int) -> None:
         """`room`: tokens that have to follow."""

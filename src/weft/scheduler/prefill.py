@@ -96,6 +96,8 @@ class PrefillAdder:
         self._cache.attach(request, reuse=reuses_cache(request), now_s=self._now_s)
         if request.retractions:
             request.miss = first_miss  # that its own KV had to go is no miss of the prompt
+        elif request.resumed_len and _misses_output(request, self._cache.page_size):
+            request.miss = None  # nor is what lies behind the prompt
         request.planned_len = request.cached_len
         shared = before - self._cache.available  # can no longer be evicted
         self._step_room -= shared
@@ -179,6 +181,11 @@ class PrefillAdder:
         """Slots to keep for the request: the rest of its prompt, and what it is expected to produce."""
         end = min(request.max_device_len, request.expected_len + self._ratio.growth(request))
         return max(0, round_up(end, self._cache.page_size) - request.allocated_len)
+
+
+def _misses_output(request: Request, page_size: int) -> bool:
+    """Whether all of the prompt was cached that could be, and only what was generated after it was not."""
+    return request.miss is not None and request.miss.at_token + page_size >= request.input_len
 
 
 def reuses_cache(request: Request) -> bool:

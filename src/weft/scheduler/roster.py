@@ -81,7 +81,11 @@ class Roster:
         self.running: dict[int, Request] = {}
         self.leaving: dict[int, Request] = {}
         self._admission = Admission(
-            limits, max_context_tokens=max_context_tokens, capacity=cache.capacity, vocab_size=vocab_size
+            limits,
+            max_context_tokens=max_context_tokens,
+            capacity=cache.capacity,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
         )
         self._adapters = adapters
         self._clock = clock
@@ -138,9 +142,14 @@ class Roster:
         session_id: str | None = None,
         session_ttl_s: float | None = None,
         adapter: int = 0,
+        resume_ids: Int32s | None = None,
         media: tuple[MediaSpan, ...] = (),
     ) -> Request:
-        """Takes a request into the queue. Raises InvalidRequestError or QueueFullError; then nothing stays behind."""
+        """Takes a request into the queue. Raises InvalidRequestError or QueueFullError; then nothing stays behind.
+
+        `resume_ids`: what was generated for it elsewhere. It is computed again with the prompt, as after a retraction,
+        and told to nobody; a request that has no more to generate ends here.
+        """
         if self.find(request_id) is not None or request_id in self.leaving:
             raise InvariantError(f"request id {request_id} is in use")
         if not 0 <= adapter <= self._adapters:
@@ -152,10 +161,14 @@ class Roster:
                 if self.cache.retain == "prefix":
                     why = "the KV of this model cannot be shared, so none is kept for sessions"
                 raise InvalidRequestError(f"X-Session-ID: {session_id!r} is not allowed: {why}", param="X-Session-ID")
+            if resume_ids is not None:
+                self._admission.check_resumed(resume_ids, params, limit - len(prompt_ids))
         except WeftError:
             self.meters.note_rejection("invalid")
             raise
-        self._make_place(priority)
+        complete = resume_ids is not None and len(resume_ids) == limit - len(prompt_ids)
+        if not complete:
+            self._make_place(priority)
         now = self._clock.now_s()
         request = Request(
             request_id,
@@ -171,10 +184,14 @@ class Roster:
             session_ttl_s=session_ttl_s,
             adapter=adapter,
             key_offset=adapter * self.vocab_size,
+            resume_ids=resume_ids,
             media=media,
         )
         if session_id is not None:
             self.cache.renew_lease(session_id, now, self._ttl_s(request))
+        if complete:
+            self._end_complete(request, FinishReason.LENGTH)
+            return request
         self.queued.add(request)
         self._fill_running_set()
         return request
@@ -198,9 +215,7 @@ class Roster:
             return False
         if request.output_len == 0:
             raise InvariantError(f"{request!r} cannot be complete, it has not run")
-        if request.state is RequestState.PENDING:  # retracted: what it gave before was all that was wanted
-            request.schedule(self._clock.now_s())
-        self._end(request, Ending(RequestState.COMPLETED, FinishReason.STOP))
+        self._end_complete(request, FinishReason.STOP)
         return True
 
     def end_session(self, session_id: str) -> tuple[bool, int]:
@@ -284,6 +299,15 @@ class Roster:
             return False
         self._end(request, Ending(RequestState.TIMEOUT, error=DeadlineError(message)))
         return True
+
+    def _end_complete(self, request: Request, reason: FinishReason) -> None:
+        """What it gave is all that was wanted, wherever it stands: it may be retracted, or resumed and not begun."""
+        now = self._clock.now_s()
+        if request.state is RequestState.QUEUED:
+            request.admit(now)
+        if request.state is RequestState.PENDING:
+            request.schedule(now)
+        self._end(request, Ending(RequestState.COMPLETED, reason))
 
     def _end_failed(self, request: Request, message: str) -> None:
         """Its computation failed; its new KV is worth nothing, nor is what it began with from the second tier."""

@@ -286,7 +286,7 @@ class Scheduler(Roster):
             request.schedule(now)
             self.running[request.request_id] = request
             if not request.retractions:
-                request.reused_tokens = request.cached_len
+                request.reused_tokens = min(request.cached_len, request.input_len)
                 self.meters.note_first_batch(request, now)
         self._chunked = adder.chunked
 

@@ -83,10 +83,18 @@ class Speed:
 
         Half: whoever comes back when a single place is free finds that others were faster.
         """
+        return min(MAX_S, max(MIN_S, self.work_s(requests, uncached_tokens) / 2))
+
+    def work_s(self, requests: int, uncached_tokens: int) -> float:
+        """How long so many requests take, worked off at the speed of late; 0 while that is not known."""
         if not self._tokens or self._seconds <= 0:
-            return MIN_S
-        work = uncached_tokens + requests * (self._mean_output or 0.0)
-        return min(MAX_S, max(MIN_S, work / 2 * self._seconds / self._tokens))
+            return 0.0
+        return (uncached_tokens + requests * (self._mean_output or 0.0)) * self._seconds / self._tokens
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """How fast prompts are computed; None while that is not known."""
+        return self._prompt_rate
 
     def _note_prompts(self, prompt_tokens: int, seconds: float, decode_s: float) -> None:
         """How fast prompt tokens went, beside decode rows that take `decode_s`."""

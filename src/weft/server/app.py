@@ -1,8 +1,8 @@
 """The worker's HTTP app, put together. It starts and stops nothing: processes, signals and sockets are `launch/`'s.
 
 What whoever runs it finds in `app.state`: `draining`, to be set True when nothing new is to be taken (new generation
-requests get 503, /ready too); `gate`, whose `wait_idle()` returns once every open HTTP request has had its answer; and
-`server`, what the endpoints share.
+requests get 503, /ready too); `gate`, whose `wait_idle()` returns once every open HTTP request has had its answer;
+`sessions`, the WebSockets, which a drain closes, too; and `server`, what the endpoints share.
 """
 
 from __future__ import annotations
@@ -16,9 +16,23 @@ from pydantic.json_schema import models_json_schema
 import weft
 from weft.config.settings import Settings
 from weft.engine.client import EngineClient, ModelFacts
-from weft.server import chat, completions, embeddings, generate, health, live, metrics, models, speech, tokenize
+from weft.server import (
+    chat,
+    completions,
+    embeddings,
+    generate,
+    health,
+    live,
+    metrics,
+    models,
+    speech,
+    tokenize,
+    worker,
+)
 from weft.server import schemas as s
 from weft.server.jobs import Server
+from weft.server.session_socket import Sessions, stop_streaming
+from weft.web import console
 from weft.web.edge import Edge, Gate
 from weft.web.errors import install_handlers
 
@@ -34,6 +48,8 @@ _GET: dict[str, Endpoint] = {
     "/v1/requests": live.list_requests,
     "/v1/requests/{request_id}": live.get_request,
     "/v1/sessions": live.list_sessions,
+    "/worker": worker.worker,
+    "/v1/cache": live.show_cache,
 }
 _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/v1/chat/completions": (chat.chat_completions, s.ChatRequest),
@@ -45,10 +61,12 @@ _POST: dict[str, tuple[Endpoint, type[s.Body] | None]] = {
     "/flush_cache": (health.flush_cache, None),
     "/v1/embeddings": (embeddings.embeddings, s.EmbeddingRequest),
     "/v1/audio/speech": (speech.speech, s.SpeechRequest),
+    "/streaming/stop": (stop_streaming, s.StreamingStopRequest),
 }
 _DELETE: dict[str, Endpoint] = {
     "/v1/sessions/{session_id:path}": live.end_session,
 }
+_STREAMING = "/ws/streaming/"
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/embeddings"})
 _REF = "#/components/schemas/{model}"
 
@@ -65,11 +83,14 @@ def create_app(
     app.state.gate = Gate()
     server = app.state.server = Server(client, facts, settings, app.state)
     app.state.speech = speech.Desk(speaker, settings.speech.engine)
+    app.state.sessions = Sessions(server, app.state.speech, app.state.gate)
+    app.router.add_websocket_route(f"{_STREAMING}{{session_id:path}}", app.state.sessions.endpoint)
     for method, endpoints in (("GET", _GET), ("DELETE", _DELETE)):
         for path, endpoint in endpoints.items():
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for path, (endpoint, schema) in _POST.items():
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_body_of(schema))
+    app.router.routes.extend(console.routes())
     install_handlers(app)
     app.add_middleware(
         Edge,
@@ -77,10 +98,14 @@ def create_app(
         gate=app.state.gate,
         max_body_bytes=settings.http.max_body_bytes,
         api_keys=settings.http.api_keys,
-        on_refusal=lambda path, error: server.measures.refused(error) if path in GENERATING else None,
+        on_refusal=lambda path, error: server.measures.refused(error) if _generates(path) else None,
     )
     _describe_bodies(app)
     return app
+
+
+def _generates(path: str) -> bool:
+    return path in GENERATING or path.startswith(_STREAMING)
 
 
 def _body_of(schema: type[s.Body] | None) -> dict[str, Any] | None:

@@ -40,20 +40,22 @@ async def read_body(request: Request, schema: type[M]) -> M:
 
 def parse_body(data: bytes, schema: type[M], max_context_tokens: int) -> M:
     """`data` as `schema`, without token ids that no context holds. Raises InvalidRequestError."""
+    noun = schema.noun
     if not data:
-        raise InvalidRequestError("the body is empty: a JSON object is needed", code="invalid_json")
+        raise InvalidRequestError(f"the {noun} is empty: a JSON object is needed", code="invalid_json")
     if data.count(b",") > MAX_COMMAS:
-        raise InvalidRequestError(f"the body holds more than {MAX_COMMAS} commas: too much for one request")
+        raise InvalidRequestError(f"the {noun} holds more than {MAX_COMMAS} commas: too much for one request")
     try:
         fields = msgspec.json.decode(data)
     except RecursionError:
-        raise InvalidRequestError("the body is nested too deeply", code="invalid_json") from None
+        raise InvalidRequestError(f"the {noun} is nested too deeply", code="invalid_json") from None
     except (msgspec.DecodeError, ValueError) as error:
         text = str(error)
         where = "" if "byte" in text else f" (byte {len(data)})"
-        raise InvalidRequestError(f"the body is not valid JSON: {text}{where}", code="invalid_json") from None
+        raise InvalidRequestError(f"the {noun} is not valid JSON: {text}{where}", code="invalid_json") from None
     if not isinstance(fields, dict):
-        raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
+        raise InvalidRequestError(f"the {noun} must be a JSON object", code="invalid_json")
+    schema = schema.of(fields)
     _refuse_unknown(fields, schema)
     try:
         body = schema.model_validate(fields)

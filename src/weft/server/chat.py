@@ -24,7 +24,10 @@ def begin_chat(server: Server, request: Request, body: ChatRequest) -> tuple[Job
         raise InvalidRequestError("messages: this model has no chat template: use /v1/completions", param="messages")
     params = _params(body)
     with_usage = check_stream_options(body)
-    options = Options(template_kwargs=template_kwargs(body.add_generation_prompt, body.chat_template_kwargs))
+    options = Options(
+        template_kwargs=template_kwargs(body.add_generation_prompt, body.chat_template_kwargs),
+        resume=body.weft_resume,
+    )
     job = server.start(request, body, [Prompt(messages=body.messages)], params, n=body.n or 1, options=options)
     if body.stream:
         return job, ChatStream(job, job.model, with_usage=with_usage, with_facts=bool(body.weft))
@@ -60,7 +63,10 @@ def _params(body: ChatRequest) -> SamplingParams:
 
 
 class ChatStream:
-    """Chunks. The first one of each choice carries the role, the last one the finish reason."""
+    """Chunks. The first one of each choice carries the role, the last one the finish reason.
+
+    The first chunk of an answer that goes on went out elsewhere.
+    """
 
     def __init__(self, job: Job, model: str, *, with_usage: bool, with_facts: bool) -> None:
         self._job = job
@@ -72,7 +78,7 @@ class ChatStream:
             with_usage=with_usage,
             with_facts=with_facts,
         )
-        self._begun: set[int] = set()
+        self._begun: set[int] = {0} if job.resumed else set()
 
     def add(self, delta: TextDelta) -> bytes:
         index = self._job.index(delta)

@@ -31,7 +31,8 @@ def begin_completion(server: Server, request: Request, body: CompletionRequest) 
     score_only = body.max_tokens == 0 and bool(body.echo)
     params = _params(body, score_only)
     with_usage = check_stream_options(body)
-    job = server.start(request, body, body.prompt, params, n=body.n or 1, options=Options(echo=bool(body.echo)))
+    options = Options(echo=bool(body.echo), resume=body.weft_resume)
+    job = server.start(request, body, body.prompt, params, n=body.n or 1, options=options)
     choices = [_Choice(score_only=score_only, with_logprobs=body.logprobs is not None) for _ in job.index_of]
     if body.stream:
         return job, CompletionStream(job, choices, job.model, with_usage=with_usage, with_facts=bool(body.weft))
@@ -72,6 +73,8 @@ class _Choice:
         if self._logprobs is not None and delta.prompt_text is not None:
             # A prompt of one token has no log probabilities at all.
             parts.append(self._logprobs.take_prompt(delta.prompt_text, delta.prompt_logprobs or [None]))
+        if self._logprobs is not None and delta.resumed_bytes:
+            self._logprobs.skip(delta.resumed_bytes)
         if self._logprobs is not None and delta.logprobs and not self._score_only:
             parts.append(self._logprobs.take(delta.logprobs))
         return text, join_lists(parts) if parts else None
@@ -83,7 +86,7 @@ class CompletionStream:
     def __init__(self, job: Job, choices: list[_Choice], model: str, *, with_usage: bool, with_facts: bool) -> None:
         self._job = job
         self._choices = choices
-        self._begun: set[int] = set()
+        self._begun: set[int] = {0} if job.resumed else set()
         self._head = ChunkHead(
             job, f"cmpl-{job.public_id}", "text_completion", model, with_usage=with_usage, with_facts=with_facts
         )

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from weft.core.errors import WeftError
 from weft.server.bodies import read_body
+from weft.server.gateways import note_gateway
 from weft.server.jobs import Job, Server
 from weft.server.schemas import ChatRequest
 from weft.server.schemas import Request as Body
@@ -28,6 +29,8 @@ def generating(schema: type[B], begin: Begin[B], *, embeds: bool = False) -> Cal
     async def endpoint(request: Request) -> Response:
         server: Server = request.app.state.server
         try:
+            if not embeds:
+                note_gateway(request)
             server.check_kind(embeds=embeds)
             server.check_admitting()
             body = await read_body(request, schema)

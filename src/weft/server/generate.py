@@ -10,7 +10,7 @@ from fastapi import Request
 from weft.core.errors import InvalidRequestError
 from weft.ipc.messages import TextDelta
 from weft.server.endpoint import generating
-from weft.server.jobs import Job, Server
+from weft.server.jobs import Job, Options, Server
 from weft.server.params import sampling_params
 from weft.server.schemas import GenerateRequest, NativeSampling
 from weft.server.streaming import Writer
@@ -30,7 +30,7 @@ def begin_generate(server: Server, request: Request, body: GenerateRequest) -> t
         max_new_tokens=sampling.max_new_tokens,
         include_stop=sampling.include_stop,
     )
-    job = server.start(request, body, prompts.items, params)
+    job = server.start(request, body, prompts.items, params, options=Options(resume=body.weft_resume))
     return job, GenerateStream(job, prompts.many) if body.stream else GenerateDocument(job, prompts.many)
 
 
@@ -49,9 +49,9 @@ def _prompts(body: GenerateRequest) -> Prompts:
 def _meta(job: Job, request_id: int) -> dict[str, Any]:
     end = job.ends.get(request_id)
     if end is None:
-        return {"id": f"gen-{request_id}", "finish_reason": None}
+        return {"id": f"gen-{job.shown_id(request_id)}", "finish_reason": None}
     return {
-        "id": f"gen-{request_id}",
+        "id": f"gen-{job.shown_id(request_id)}",
         "finish_reason": end.finish_reason,
         "stop_reason": end.stop,
         "prompt_tokens": end.prompt_tokens,
@@ -67,7 +67,7 @@ class GenerateStream:
     def __init__(self, job: Job, many: bool) -> None:
         self._job = job
         self._many = many
-        self._begun: set[int] = set()
+        self._begun: set[int] = {0} if job.resumed else set()
 
     def add(self, delta: TextDelta) -> bytes:
         index = self._job.index(delta)

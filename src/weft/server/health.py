@@ -53,7 +53,9 @@ async def stats(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """Forgets all KV that is not in use."""
     server: Server = request.app.state.server
-    return _json(await server.ask_engine("flush_cache", FLUSH_LIMIT_S))
+    answer = await server.ask_engine("flush_cache", FLUSH_LIMIT_S)
+    server.prefixes.clear()
+    return _json(answer)
 
 
 async def abort(request: Request) -> Response:

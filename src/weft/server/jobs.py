@@ -1,16 +1,18 @@
-"""From a checked body to the engine: `Server` is what all endpoints share, a `Job` is one HTTP request that generates.
+"""From a checked body to the engine: `Server` is what all endpoints share, a `Job` is one request that generates.
 
 Invariants: a job that was started is closed exactly once, in a `finally`, and is in `Server.jobs` only in between; its
-first engine id is the HTTP request's id, so that `X-Request-Id`, the answer's `id` and the engine's words agree. Each
-of its ids holds one place of `Server.admission` from before it is submitted until it has ended or was closed.
+first engine id is its caller's, which for HTTP is the request's, so that `X-Request-Id`, the answer's `id` and the
+engine's words agree; where a gateway has given an id of its own, clients are shown that one. Each of its ids holds one
+place of `Server.admission` from before it is submitted until it has ended or was closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -28,8 +30,11 @@ from weft.ipc.messages import End, MediaItem, TextDelta, TextRequest
 from weft.media.messages import split
 from weft.server import schemas
 from weft.server.admission import Admission
+from weft.server.conversations import Conversations
+from weft.server.gateways import check_resume, shown_id, with_gateways_seed
 from weft.server.measures import Measures
 from weft.server.media import MediaDesk
+from weft.server.prefixes import HeldPrefixes
 from weft.server.readers import BodyReaders
 from weft.server.sessions import Session, session_of
 from weft.server.values import Prompt
@@ -46,13 +51,32 @@ class Options:
 
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     echo: bool = False
+    resume: schemas.Resume | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """For whom a job is: the id that it goes by, what the log calls it, and its session.
+
+    `shown_id`: what its client is shown, where a gateway has given the request an id of its own, and is told the tokens
+    of streams. `admitted`: it was let in before, so that it may go on while the server drains.
+    """
+
+    id: int
+    name: str
+    session: Session | None = None
+    shown_id: int | None = None
+    admitted: bool = False
 
 
 class Server:
     """What all endpoints share; `app.state.server`.
 
     Attributes:
-        jobs: those that run, by the id of their HTTP request.
+        jobs: those that run, by the id that they go by.
+        boot_id: new with each start of the process.
+        conversations: of streaming sessions.
+        prefixes: what the engine holds, for gateways.
         engine_metrics: the engine's last answer to "metrics".
     """
 
@@ -68,8 +92,13 @@ class Server:
         )
         self.measures = Measures()
         self.readers = BodyReaders(facts.max_context_tokens)
+        self.prefixes = HeldPrefixes()
         self.media = MediaDesk(facts, settings.media)
         self.engine_metrics: dict[str, Any] = {}
+        self.boot_id = secrets.token_hex(8)
+        self.conversations = Conversations(
+            settings.http.max_sessions, settings.kv_cache, self.boot_id, end_lease=self._end_lease
+        )
         self._state = state
 
     @property
@@ -90,9 +119,12 @@ class Server:
         queued = max(engine.get("queued", 0), self.client.open_requests - pending - processing)
         return {"queued": queued, "pending": pending, "processing": processing}
 
-    def check_admitting(self) -> None:
-        """Raises UnavailableError or QueueFullError when nothing new is taken, whatever it is."""
-        if self.draining:
+    def check_admitting(self, *, admitted: bool = False) -> None:
+        """Raises UnavailableError or QueueFullError when nothing new is taken, whatever it is.
+
+        `admitted`: it belongs to what was let in before a drain began.
+        """
+        if self.draining and not admitted:
             raise UnavailableError("the server is shutting down and takes no new requests", code="draining")
         self.client.check_alive()
         self.admission.check_room(self.client.retry_after_s)
@@ -128,7 +160,7 @@ class Server:
 
     def start(
         self,
-        request: Request,
+        request: Request | Caller,
         body: schemas.Request,
         prompts: list[Prompt],
         params: SamplingParams,
@@ -141,7 +173,7 @@ class Server:
 
         `at_once` (with `n` 1): of more prompts than this, the others follow when those before them have ended.
         """
-        self.check_admitting()
+        self.check_admitting(admitted=isinstance(request, Caller) and request.admitted)
         self.check_model(body.model)
         for prompt in prompts:
             self.media.check(prompt.messages or [])
@@ -149,15 +181,32 @@ class Server:
         self._check_priority(priority)
         places = len(prompts) * n if at_once is None else min(len(prompts), at_once)
         self._check_count(places, n)
+        if not isinstance(request, Caller):
+            params = with_gateways_seed(request, params)
         _check_seed(params.seed, n)
         params.check_vocabulary(self.facts.vocab_size)
-        session = session_of(request.headers, self.settings.kv_cache, answers=len(prompts) * n)
+        options = options or Options()
+        if options.resume is not None:
+            self.check_token_ids(options.resume.token_ids, "weft_resume")
+            check_resume(options.resume, params, stream=bool(body.stream), answers=len(prompts) * n, echo=options.echo)
+        caller = request if isinstance(request, Caller) else self._caller(request, len(prompts) * n)
         self.admission.reserve(places, priority, self.client.retry_after_s)
         try:
-            return Job(self, request, body, prompts, params, n, session, options or Options(), places)
+            return Job(self, caller, body, prompts, params, n, options, places)
         except BaseException:
             self.admission.free(priority, places)
             raise
+
+    def _caller(self, request: Request, answers: int) -> Caller:
+        session = session_of(request.headers, self.settings.kv_cache, answers=answers)
+        return Caller(request.scope[REQUEST_ID], f"{request.method} {request.url.path}", session, shown_id(request))
+
+    async def _end_lease(self, session_id: str) -> None:
+        """The engine need not keep this session's KV any longer."""
+        try:
+            await self.ask_engine("end_session", QUERY_LIMIT_S, session_id=session_id)
+        except WeftError as error:  # above all: it keeps none
+            log.debug("session %s: %s", session_id, error.message)
 
     def _check_priority(self, priority: int) -> None:
         if priority != 0 and not self.settings.scheduler.priority:
@@ -177,9 +226,11 @@ class Server:
 
 
 class Job:
-    """One HTTP request that generates: its ids, its Generation, what it used, and its line in the log.
+    """One request that generates: its ids, its Generation, what it used, and its line in the log.
 
     `model` is the name that it called for; `adapter` the number of that adapter, 0 for the model itself.
+    `engine_id` is the first of its ids, `public_id` what its client is shown. `resumed`: its answer has begun before,
+    elsewhere. `tells_tokens`: its stream goes to a gateway, which is told the tokens.
 
     Making one submits it; whoever does has reserved its `places`, each of which serves one id after another where there
     are more ids. Raises WeftError, with nothing submitted.
@@ -188,35 +239,39 @@ class Job:
     def __init__(
         self,
         server: Server,
-        request: Request,
+        caller: Caller,
         body: schemas.Request,
         prompts: list[Prompt],
         params: SamplingParams,
         n: int,
-        session: Session | None,
         options: Options,
         places: int,
     ) -> None:
-        self.public_id: int = request.scope[REQUEST_ID]
-        self.created = int(time.time())
+        resume = options.resume
+        self.engine_id = caller.id
+        self.public_id = caller.id if caller.shown_id is None else caller.shown_id
+        self.resumed = resume is not None
+        self.created = int(time.time()) if resume is None or resume.created is None else resume.created
         self.arrival_s = time.monotonic()
-        ids = [self.public_id, *server.client.new_ids(len(prompts) * n - 1)]
+        ids = [self.engine_id, *server.client.new_ids(len(prompts) * n - 1)]
         self.ids_by_prompt = [ids[i : i + n] for i in range(0, len(ids), n)]
-        self.prompts = prompts
         self.index_of = {request_id: index for index, request_id in enumerate(ids)}
         self.n = n
+        self.tells_tokens = len(ids) == 1 and caller.shown_id is not None
         self.model = body.model or server.facts.served_name
         self.priority = body.priority or 0
-        self.session = session
+        self.session = session = caller.session
         self.ends: dict[int, End] = {}
         self.adapter = server.model_names.index(self.model)
         self._server = server
-        self._path = request.url.path
+        self._name = caller.name
         self._user = body.user
         self._outcome = "499"
         self._left, self._places = len(ids), places
         self._last_token_s: dict[int, float] = {}
+        # Submitted media leave this process: nothing here keeps their samples.
         chats = [(None, []) if p.messages is None else split(p.messages, MediaItem) for p in prompts]
+        self.prompts = [replace(p, messages=messages) for p, (messages, _) in zip(prompts, chats, strict=True)]
         requests = [
             TextRequest(
                 request_ids=ids,
@@ -233,13 +288,15 @@ class Job:
                 session_id=None if session is None else session.id,
                 session_ttl_s=None if session is None else session.ttl_s,
                 adapter=self.adapter,
+                resume_ids=[] if resume is None else resume.token_ids,
+                resume_chars=None if resume is None else resume.chars,
                 media=media,
             )
             for prompt, ids, (messages, media) in zip(prompts, self.ids_by_prompt, chats, strict=True)
         ]
         at_once = places if places < len(ids) else None
         self.generation = server.client.submit(*requests, on_end=self._ended, at_once=at_once)
-        server.jobs[self.public_id] = self
+        server.jobs[self.engine_id] = self
 
     def index(self, delta: TextDelta) -> int:
         """Which choice a delta belongs to. Raises the WeftError that ended it, if one did."""
@@ -264,6 +321,10 @@ class Job:
                 measures.time_to_first_token.observe(now - self.arrival_s)
             last[delta.request_id] = now
 
+    def shown_id(self, request_id: int) -> int:
+        """What the client is shown for one of its ids; a gateway has one for all of them."""
+        return request_id if self.public_id == self.engine_id else self.public_id
+
     def open_ids(self) -> list[int]:
         """Those of its ids that have not ended."""
         return [request_id for request_id in self.index_of if self._server.client.is_open(request_id)]
@@ -277,18 +338,19 @@ class Job:
     def close(self) -> None:
         """Ends what has not ended; idempotent."""
         self.generation.close()
-        if self._server.jobs.pop(self.public_id, None) is None:
+        if self._server.jobs.pop(self.engine_id, None) is None:
             return
         prompt, cached, completion = self.tokens()
         log.info(
-            "request %d: POST %s %s, prompt %d, cached %d, completion %d tokens, %.3f s%s",
-            self.public_id,
-            self._path,
+            "request %d: %s %s, prompt %d, cached %d, completion %d tokens, %.3f s%s%s",
+            self.engine_id,
+            self._name,
             self._outcome,
             prompt,
             cached,
             completion,
             time.monotonic() - self.arrival_s,
+            "" if self.public_id == self.engine_id else f", the gateway's {self.public_id}",
             "" if self._user is None else f", user {self._user!r}",
         )
 
@@ -321,6 +383,10 @@ class Job:
             self._places -= 1
             self._server.admission.free(self.priority)
         self._server.measures.ended(end, time.monotonic() - self.arrival_s)
+        if end is not None:
+            prompt = self.prompts[self.index_of[request_id] // self.n]
+            adapter = self.model if self.adapter else ""
+            self._server.prefixes.note(prompt, adapter, end, self._server.client.beat)
 
 
 def _check_seed(seed: int | None, n: int) -> None:

@@ -1,4 +1,4 @@
-"""What is alive: /v1/requests and /v1/sessions. The engine knows most of it.
+"""What is alive: /v1/requests, /v1/sessions and /v1/cache. The engine knows most of it.
 
 A request that is open here but not known to the engine yet is being tokenized; it is shown as queued, without tokens.
 """
@@ -10,10 +10,13 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from weft.core.errors import NotFoundError
+from weft.core.errors import CancelledError, NotFoundError
 from weft.server import values
 from weft.server.jobs import QUERY_LIMIT_S, Job, Server
 from weft.server.wire import to_json
+
+_NO_LEASE = {"tokens": 0, "bytes": 0, "turns": 0, "expires_in_s": None, "last_used_s_ago": None}
+"""Of a session whose KV is not kept (any more)."""
 
 
 async def list_requests(request: Request) -> Response:
@@ -42,21 +45,35 @@ async def get_request(request: Request) -> Response:
 
 
 async def list_sessions(request: Request) -> Response:
-    """Sessions whose KV is kept."""
+    """Sessions whose KV is kept, and streaming sessions' conversations."""
     server: Server = request.app.state.server
-    return _json(await server.ask_engine("sessions", QUERY_LIMIT_S))
+    answer = await server.ask_engine("sessions", QUERY_LIMIT_S)
+    known = {session["id"]: session for session in answer["sessions"]}
+    for conversation in server.conversations:
+        session = known.setdefault(conversation.id, {"id": conversation.id} | _NO_LEASE)
+        session["messages"] = len(conversation.messages)
+        session["epoch"], session["state"] = conversation.epoch, conversation.state
+    return _json({"sessions": list(known.values())})
+
+
+async def show_cache(request: Request) -> Response:
+    """What the KV cache holds, as a tree of numbers."""
+    server: Server = request.app.state.server
+    return _json(await server.ask_engine("cache", QUERY_LIMIT_S))
 
 
 async def end_session(request: Request) -> Response:
-    """Ends a session: its KV is free to be forgotten, and its requests are cancelled."""
+    """Ends a session: its KV is free to be forgotten, its requests are cancelled, its conversation is forgotten."""
     server: Server = request.app.state.server
     session_id = request.path_params["session_id"]
     ids = [i for job in server.jobs.values() if _is_of(job, session_id) for i in job.open_ids()]
     server.client.abort(ids)  # first, so that a request of it that is still being tokenized does not open it anew
+    error = CancelledError("the session was ended")
+    forgotten = server.conversations.forget(session_id, error) is not None
     try:
         answer = await server.ask_engine("end_session", QUERY_LIMIT_S, session_id=session_id)
     except NotFoundError:
-        if not ids:
+        if not ids and not forgotten:
             raise
         answer = {"ended": False, "aborted": 0}
     return _json({"id": session_id, "ended": answer["ended"], "aborted": max(answer["aborted"], len(ids))})

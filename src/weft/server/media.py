@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from weft.config.settings import MediaSettings
 from weft.core.media import Medium
 from weft.engine.client import ModelFacts
 from weft.engine.media import item_of
-from weft.media.messages import check_taken, decoded, places, replaced
+from weft.ipc.messages import MediaItem
+from weft.media.messages import check_taken, decoded, places, replaced, split
 from weft.media.parts import MediaPart
 
 DECODERS = 2
@@ -41,6 +44,12 @@ class MediaDesk:
     def check(self, messages: Messages) -> None:
         """Raises InvalidRequestError for the first part that the engine does not take."""
         check_taken(messages, self._facts.features, self._facts.backend)
+
+
+def without_samples(messages: Messages) -> tuple[Messages, list[MediaItem]]:
+    """For a TextQuery: the messages with placeholders, and what it needs of the media."""
+    plain, media = split(messages, MediaItem)
+    return plain, [msgspec.structs.replace(item, data=b"") for item in media]
 
 
 def _decode(messages: Messages, limits: MediaSettings) -> Messages:

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from weft.core.errors import WeftError
 from weft.server.jobs import QUERY_LIMIT_S, Server
+from weft.server.speech import Desk
 
 # name: (label, help)
 GAUGES = {
@@ -30,6 +31,8 @@ GAUGES = {
     "sequence_ids": ("state", "Places in a batch: in all, and used."),
     "batch_rows": (None, "Requests in the batch."),
     "sessions": (None, "Sessions whose KV is kept."),
+    "speech_utterances": ("state", "Texts that are being spoken; the only state is open."),
+    "conversations": (None, "Conversations of streaming sessions."),
     "engine_up": (None, "1 if the engine has answered just now; if 0, all that it measures is as it last said."),
 }
 COUNTERS = {
@@ -42,6 +45,8 @@ COUNTERS = {
     "kv_restored_tokens": (None, "Tokens of KV that came back from there."),
     "retractions": (None, "Times that a running request gave up its KV and its place in the batch for a while."),
     "rejections": ("reason", "Requests that were rejected, by reason."),
+    "speech_seconds": (None, "Seconds of audio that were made."),
+    "speech_failures": (None, "Texts whose audio ended with an error."),
     "invariant_breaches": (None, "Times that an idle engine found its own books wrong and started them afresh."),
 }
 HISTOGRAMS = {
@@ -65,21 +70,25 @@ async def metrics(request: Request) -> Response:
     except WeftError:
         up = 0
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(server, up))
+    registry.register(_Snapshot(server, request.app.state.speech, up))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class _Snapshot(Collector):
     """The numbers of this moment; made anew for each request, so that there is no registry to keep."""
 
-    def __init__(self, server: Server, engine_up: int) -> None:
+    def __init__(self, server: Server, desk: Desk, engine_up: int) -> None:
         engine, measures = server.engine_metrics, server.measures
         self._gauges: dict[str, Any] = dict(engine.get("gauges", {}))
         self._gauges["requests"] = server.states(self._gauges.get("requests", {}))
         self._gauges["engine_up"] = engine_up
+        self._gauges["conversations"] = len(server.conversations)
+        self._gauges["speech_utterances"] = {"open": desk.used}
         self._counters: dict[str, Any] = dict(engine.get("counters", {}))
         self._counters["requests_total"] = measures.outcomes
         self._counters["rejections_total"] = measures.rejections
+        self._counters["speech_seconds_total"] = desk.seconds
+        self._counters["speech_failures_total"] = desk.failures
         self._histograms: dict[str, Any] = dict(engine.get("histograms", {}))
         for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
             self._histograms[name] = getattr(measures, name).snapshot()

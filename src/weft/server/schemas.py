@@ -8,10 +8,11 @@ stops at the first fault.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from weft.core.errors import InvalidRequestError
 from weft.server import values
 
 NEUTRAL_ONLY = {
@@ -45,19 +46,35 @@ _INPUT_IDS = _by_hand(values.input_ids, _IDS, {"type": "array", "items": _IDS}, 
 _TEMPLATE_KWARGS = _by_hand(values.template_kwargs, {"type": "object"}, {"type": "null"})
 _REQUEST_ID = _by_hand(values.request_id, {"type": "integer"}, _TEXT, {"type": "null"})
 _TOKENS = _by_hand(values.tokens, _IDS)
+_RESUMED = _by_hand(values.resumed, _IDS)
+_SESSION_RESUMED = _by_hand(values.session_resumed, _IDS)
 _INPUTS = _by_hand(
     values.embedding_inputs, _TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}
 )
+_MORE_MESSAGES = _by_hand(values.more_messages, {"type": "array", "items": {"type": "object"}})
+_VOICE_SAMPLE = _by_hand(values.voice_sample, _TEXT, {"type": "null"})
 _SPEECH_FORMAT = _by_hand(values.speech_format, {"enum": ["wav", "pcm", None]})
 
 
-class Body(BaseModel):
-    """Base of all bodies: immutable, strict, no unknown fields."""
+class Strict(BaseModel):
+    """Immutable, strict, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+
+class Body(Strict):
+    """Base of all bodies."""
+
     reserved_tokens: ClassVar[int] = 1
     """Tokens of the context that a prompt has to leave."""
+
+    noun: ClassVar[str] = "body"
+    """What errors call the whole."""
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> type[Self]:
+        """The schema that these fields are to have. Raises InvalidRequestError when there is none."""
+        return cls
 
     def token_ids(self) -> list[tuple[str, list[int]]]:
         """All lists of token ids in it, with the names of their fields."""
@@ -102,7 +119,24 @@ class Request(Body):
     user: Annotated[str, Field(max_length=512)] | None = None
 
 
-class OpenAIRequest(Request, Sampling):
+class Resume(Strict):
+    """An answer that has begun elsewhere; see docs/http-api.md, For gateways."""
+
+    token_ids: Annotated[list[int], *_RESUMED]
+    chars: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    created: Annotated[int, Field(ge=0, le=2**53)] | None = None
+
+
+class GeneratingRequest(Request):
+    """What all endpoints have that generate text."""
+
+    weft_resume: Resume | None = None
+
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        return [] if self.weft_resume is None else [("weft_resume", self.weft_resume.token_ids)]
+
+
+class OpenAIRequest(GeneratingRequest, Sampling):
     """What chat and text completions share."""
 
     max_tokens: Small | None = None
@@ -153,7 +187,8 @@ class CompletionRequest(OpenAIRequest):
     suffix: None = None
 
     def token_ids(self) -> list[tuple[str, list[int]]]:
-        return [("prompt", prompt.token_ids) for prompt in self.prompt if prompt.token_ids is not None]
+        own = [("prompt", prompt.token_ids) for prompt in self.prompt if prompt.token_ids is not None]
+        return own + super().token_ids()
 
 
 class NativeSampling(Sampling):
@@ -163,7 +198,7 @@ class NativeSampling(Sampling):
     include_stop: bool | None = None
 
 
-class GenerateRequest(Request):
+class GenerateRequest(GeneratingRequest):
     """POST /generate. Exactly one of `text` and `input_ids`; `many` tells whether it is a list of prompts."""
 
     text: Annotated[values.Prompts | None, *_TEXTS] = None
@@ -172,7 +207,8 @@ class GenerateRequest(Request):
 
     def token_ids(self) -> list[tuple[str, list[int]]]:
         prompts = [] if self.input_ids is None else self.input_ids.items
-        return [("input_ids", prompt.token_ids) for prompt in prompts if prompt.token_ids is not None]
+        own = [("input_ids", prompt.token_ids) for prompt in prompts if prompt.token_ids is not None]
+        return own + super().token_ids()
 
 
 class EmbeddingRequest(Request):
@@ -235,3 +271,70 @@ class AbortRequest(Body):
 
     request_id: Annotated[int | None, *_REQUEST_ID] = None
     all: bool | None = None
+
+
+class StreamingStopRequest(Body):
+    """POST /streaming/stop: one session, or all of them."""
+
+    session_id: str | None = None
+
+
+class SessionFrame(Body):
+    """What a client sends on /ws/streaming/{session_id}: one of the frames below, by its `type`."""
+
+    noun: ClassVar[str] = "frame"
+
+    type: str
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> type[Any]:
+        kind = fields.get("type")
+        schema = _FRAMES.get(kind) if isinstance(kind, str) else None
+        if schema is None:
+            shown = "it is needed, as text" if not isinstance(kind, str) else f"{kind[:80]!r} is not known"
+            text = f"type: {shown} (allowed: {', '.join(_FRAMES)})"
+            raise InvalidRequestError(text, param="type", code="unknown_type")
+        return schema
+
+
+class PrefillFrame(SessionFrame):
+    """The next messages of the conversation; `tts_ref_audio` is a voice to speak with, float32 samples at 16 kHz."""
+
+    messages: Annotated[list[dict[str, Any]], *_MORE_MESSAGES]
+    clear_kv_cache: bool | None = None
+    is_last_chunk: bool | None = None
+    tts_ref_audio_base64: Annotated[Any, *_VOICE_SAMPLE] = None
+    epoch: str | None = None
+
+
+class SessionResume(Resume):
+    """`text`: what the client has of the answer, for the conversation to hold."""
+
+    token_ids: Annotated[list[int], *_SESSION_RESUMED]
+    text: str | None = None
+
+
+class GenerateFrame(SessionFrame, NativeSampling):
+    """The answer is wanted."""
+
+    generate_audio: bool | None = None
+    voice: str | None = None
+    speed: Annotated[float, Field(ge=0.25, le=4)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=365 * 24 * 3600)] | None = None
+    priority: Small | None = None
+    return_token_ids: bool | None = None
+    resume: SessionResume | None = None
+
+    def token_ids(self) -> list[tuple[str, list[int]]]:
+        return [] if self.resume is None else [("resume.token_ids", self.resume.token_ids)]
+
+
+class StopFrame(SessionFrame):
+    """No more of this answer."""
+
+
+class CloseFrame(SessionFrame):
+    """No more of this connection."""
+
+
+_FRAMES = {"prefill": PrefillFrame, "generate": GenerateFrame, "stop": StopFrame, "close": CloseFrame}

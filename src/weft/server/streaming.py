@@ -6,6 +6,7 @@ An answer is made by a `Writer`, one class per endpoint and form. Invariants:
   an answer with its real status. After that it is one `error` event, and the stream ends.
 - A client that goes away closes its job at once: one task waits for the server's `http.disconnect`; nothing polls.
 - Deltas that are already waiting leave in one write.
+- A gateway is told token ids in a comment line at the start of the event that they belong to; see `gateways`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from weft.core.errors import WeftError
 from weft.ipc.messages import TextDelta
+from weft.server.gateways import tokens_line
 from weft.server.jobs import Job
 from weft.web.errors import error_body, internal_error, log
 from weft.web.gone import ClientGone, unless_gone
@@ -99,7 +101,7 @@ class EventStream(Response):
         except WeftError as error:
             await self._fail(send, error)
         except Exception as error:
-            log.exception("request %d: the stream broke", self._job.public_id)
+            log.exception("request %d: the stream broke", self._job.engine_id)
             await self._fail(send, internal_error(error))
 
     async def _send_deltas(self, send: Send, deltas: list[TextDelta]) -> None:
@@ -107,12 +109,19 @@ class EventStream(Response):
         self._job.streamed(deltas)
         try:
             for delta in deltas:
-                chunks.append(self._writer.add(delta))
+                chunks.append(self._chunk(delta))
         except WeftError:
             if self._started:  # what came before the error still goes out
                 await self._send(send, b"".join(chunks))
             raise
         await self._send(send, b"".join(chunks))
+
+    def _chunk(self, delta: TextDelta) -> bytes:
+        """One event block, or nothing; for a gateway with the delta's token ids, of which a block may consist."""
+        chunk = self._writer.add(delta)
+        if delta.token_ids and self._job.tells_tokens:
+            return tokens_line(delta.token_ids) + (chunk or b"\n")
+        return chunk
 
     async def _fail(self, send: Send, error: WeftError) -> None:
         self._job.failed(error)

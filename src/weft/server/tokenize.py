@@ -9,11 +9,11 @@ import msgspec
 from fastapi import Request, Response
 
 from weft.core.errors import DeadlineError, InvalidRequestError
-from weft.ipc.messages import MediaItem, TextQuery
-from weft.media.messages import split
+from weft.ipc.messages import TextQuery
 from weft.server.bodies import read_body
 from weft.server.chat import template_kwargs
 from weft.server.jobs import Server
+from weft.server.media import without_samples
 from weft.server.schemas import DetokenizeRequest, TokenizeRequest
 from weft.server.wire import to_json
 
@@ -30,7 +30,7 @@ async def tokenize(request: Request) -> Response:
         raise InvalidRequestError(text, param=param)
     messages, media = None, []
     if body.messages is not None:
-        messages, media = split(await server.media.taken(body.messages), MediaItem)
+        messages, media = without_samples(await server.media.taken(body.messages))
     query = TextQuery(
         0,
         "tokenize",
@@ -38,7 +38,7 @@ async def tokenize(request: Request) -> Response:
         messages=messages,
         add_special_tokens=body.add_special_tokens is not False,
         template_kwargs=template_kwargs(body.add_generation_prompt, body.chat_template_kwargs),
-        media=[msgspec.structs.replace(item, data=b"") for item in media],
+        media=media,
     )
     if body.messages is None and query.template_kwargs:
         raise InvalidRequestError("messages: a chat template's parameters need messages", param="messages")

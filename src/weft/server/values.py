@@ -6,12 +6,16 @@ unpacked on its way to the text process, in one go.
 
 from __future__ import annotations
 
+import base64
 import re
 import reprlib
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from weft.core.errors import InvalidRequestError
+from weft.core.plan import Float32s
 from weft.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from weft.media.messages import with_parts
 from weft.media.parts import PART_TYPES
@@ -22,6 +26,7 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 20_000  # of the contents of all messages
 MAX_FREE_VALUES = 20_000  # in all tool calls of a chat, or in template variables
 MAX_DEPTH = 32
+MAX_VOICE_S, VOICE_RATE = 30, 16_000  # of a voice to be imitated: seconds, samples a second
 MAX_TOKEN_ID = 2**31 - 1
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -85,6 +90,16 @@ def input_ids(value: Any) -> Prompts | None:
 def tokens(value: Any) -> list[int]:
     """`tokens` of /detokenize; none is a valid number of tokens there."""
     return _ids(value, "tokens") if value != [] else []
+
+
+def session_resumed(value: Any) -> list[int]:
+    """`token_ids` of a session's `resume`."""
+    return _ids(value, "resume.token_ids") if value != [] else []
+
+
+def resumed(value: Any) -> list[int]:
+    """`token_ids` of `weft_resume`; none where an answer has begun without a token."""
+    return _ids(value, "weft_resume", "weft_resume.token_ids") if value != [] else []
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
@@ -183,6 +198,34 @@ def messages(value: Any) -> list[dict[str, Any]]:
         if calls:
             free_values = _check_free(calls, f"{where}.tool_calls", free_values)
     return with_parts([_normal(message) for message in value])
+
+
+def more_messages(value: Any) -> list[dict[str, Any]]:
+    """`messages` of a prefill; none is valid there, after others."""
+    return messages(value) if value != [] else []
+
+
+def voice_sample(value: Any) -> Float32s | None:
+    """`tts_ref_audio_base64`: float32 [samples], mono, at VOICE_RATE."""
+    name = "tts_ref_audio_base64"
+    if value is None:
+        return None
+    most = 4 * VOICE_RATE * MAX_VOICE_S
+    allowed = f"base64 of little-endian float32 samples, mono, {VOICE_RATE} Hz, at most {MAX_VOICE_S} s"
+    if not isinstance(value, str) or not value:
+        refuse(name, value, allowed)
+    if len(value) > 4 * (most // 3 + 1):
+        refuse(name, f"{len(value)} characters", allowed)
+    try:
+        data = base64.b64decode(value, validate=True)
+    except ValueError:
+        refuse(name, value, allowed)
+    if len(data) % 4 or len(data) > most:
+        refuse(name, f"{len(data)} bytes", allowed)
+    samples = np.frombuffer(data, "<f4").astype(np.float32)
+    if not np.isfinite(samples).all():
+        refuse(name, "samples that are no numbers", allowed)
+    return samples
 
 
 def _check_message(message: Any, where: str) -> None:

@@ -93,6 +93,10 @@ class TextLogprobs:
             _append(result, entry.token, max(entry.logprob, MIN_LOGPROB), _top(entry), offset)
         return result
 
+    def skip(self, data: bytes) -> None:
+        """Counts the bytes of tokens that were told of elsewhere."""
+        self._offset += len(self._decoder.decode(data))
+
     def _offset_of(self, data: bytes) -> int:
         """Where the character begins to which the first of these bytes belongs; they follow those of the last call."""
         continues = bool(self._decoder.getstate()[0])

@@ -62,6 +62,7 @@ class Driver:
         session_id: str | None = None,
         session_ttl_s: float | None = None,
         adapter: int = 0,
+        resume_ids: Int32s | None = None,
         media: tuple[MediaSpan, ...] = (),
     ) -> Request | WeftError:
         """The request, or why it was refused."""
@@ -72,6 +73,7 @@ class Driver:
             "session_id": session_id,
             "session_ttl_s": session_ttl_s,
             "adapter": adapter,
+            "resume_ids": resume_ids,
             "media": media,
         }
         if self._recorder is not None:

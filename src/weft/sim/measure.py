@@ -151,6 +151,7 @@ def _since(request: Request, time_s: float | None) -> float | None:
 
 
 def _mean_gap(request: Request, last_s: float | None) -> float | None:
-    if last_s is None or request.first_token_s is None or request.output_len < 2:
+    generated = request.output_len - request.resumed_len
+    if last_s is None or request.first_token_s is None or generated < 2:
         return None
-    return (last_s - request.first_token_s) / (request.output_len - 1)
+    return (last_s - request.first_token_s) / (generated - 1)

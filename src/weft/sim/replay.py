@@ -109,6 +109,7 @@ class Replay:
             session_id=event.session,
             session_ttl_s=event.ttl,
             adapter=event.adapter,
+            resume_ids=event.resume_ids(),
             media=event.spans(),
         )
         if not isinstance(outcome, Request):

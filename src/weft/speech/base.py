@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from weft.core.plan import Float32s
@@ -10,30 +11,40 @@ SAMPLE_RATE = 24_000
 """Samples per second of all audio that leaves Weft."""
 
 AUTO = "auto"
-"""The voice that an engine chooses by the text."""
+"""The voice that an engine chooses itself; every engine has it."""
 
 
-class Synthesizer(Protocol):
-    """Turns one clause at a time into sound. Any thread may call it, several at a time.
+@dataclass(frozen=True)
+class Facts:
+    """What a synthesizer can do.
 
     Attributes:
         name: its name in settings and requests.
-        sample_rate: samples per second of what `speak` returns.
+        sample_rate: samples per second of what it makes.
         speeds: slowest and fastest speed; 1 is its usual one.
+        voices: what `voice` may be, in capitals or not, for people to choose from.
+        more_voices: what it may be besides.
+        clones: whether it takes reference audio, and speaks with that voice.
     """
 
     name: str
     sample_rate: int
     speeds: tuple[float, float]
+    voices: tuple[str, ...] = (AUTO,)
+    more_voices: tuple[str, ...] = ()
+    clones: bool = False
 
-    def voices(self) -> tuple[str, ...]:
-        """What `voice` may be, for people to choose from; always with "auto". Raises EngineError."""
 
-    def has_voice(self, voice: str) -> bool:
-        """Whether `speak` takes this voice; it may take more names than `voices` lists. Raises EngineError."""
+class Synthesizer(Protocol):
+    """Turns one clause at a time into sound. Any thread may call it, several at a time."""
 
-    def speak(self, text: str, voice: str, speed: float) -> Float32s:
+    facts: Facts
+
+    def speak(self, text: str, voice: str, speed: float, reference: Float32s | None = None) -> Float32s:
         """The clause as float32 [samples], mono, -1 to 1; nothing for a text without sound.
 
-        `voice` and `speed` are within what this object says. Raises EngineError.
+        `voice`, `speed` and `reference` (float32 [samples], mono, 16 kHz) are within the facts. Raises EngineError.
         """
+
+    def close(self) -> None:
+        """Breaks off whatever it does, where it can; it speaks no more."""

@@ -12,18 +12,18 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 
 import numpy as np
 
 from weft.core.errors import EngineError
 from weft.core.plan import Float32s
-from weft.speech.base import AUTO
+from weft.speech.base import AUTO, Facts
 
 ENGLISH, CHINESE = "en-us", "cmn"
 WORDS_PER_MINUTE = 175  # at speed 1
 SLOWEST = 0.5  # the library goes no lower than 80 words per minute
 
+_SAMPLE_RATE = 22_050
 _SYNCHRONOUS = 2  # espeak_Synth returns when all has been said
 _DONT_EXIT = 0x8000  # without it, a missing data file would end this process
 _UTF8 = 1
@@ -54,28 +54,20 @@ class EspeakSynthesizer:
     for a clause with Chinese characters, else American English.
     """
 
-    name = "espeak"
-    speeds = (SLOWEST, 4.0)
-    sample_rate = 22_050
-
     def __init__(self) -> None:
         """Raises ImportError where `espeakng-loader` is missing, EngineError where its library cannot be used."""
         import espeakng_loader
 
         self._library = str(espeakng_loader.get_library_path())
         self._data = str(espeakng_loader.get_data_path()).encode()
-        self._voices = self._list_voices()
+        voices = self._list_voices()
+        self._identifiers = _by_name(voices)
+        languages = sorted({languages[0] for _, languages, _ in voices})
+        self.facts = Facts("espeak", _SAMPLE_RATE, (SLOWEST, 4.0), (AUTO, *languages), tuple(self._identifiers))
 
-    def voices(self) -> tuple[str, ...]:
-        """ "auto", and the languages that it has."""
-        return (AUTO, *sorted({languages[0] for _, languages, _ in self._voices}))
-
-    def has_voice(self, voice: str) -> bool:
-        return voice == AUTO or voice.lower() in self._identifiers
-
-    def speak(self, text: str, voice: str, speed: float) -> Float32s:
+    def speak(self, text: str, voice: str, speed: float, reference: Float32s | None = None) -> Float32s:
         """float32 [samples] at 22,050 per second. Raises EngineError."""
-        if voice == AUTO:
+        if voice.lower() == AUTO:
             voice = CHINESE if _HAN.search(text) else ENGLISH
         pieces: list[bytes] = []
 
@@ -96,6 +88,9 @@ class EspeakSynthesizer:
                 raise EngineError("espeak could not speak this text", code="speech_failed")
         return np.frombuffer(b"".join(pieces), np.int16).astype(np.float32) / np.float32(32768)
 
+    def close(self) -> None:
+        """A clause is said to its end."""
+
     @contextmanager
     def _loaded(self) -> Iterator[ctypes.CDLL]:
         """The library, ready to speak and as fresh as in a new process. Raises EngineError."""
@@ -106,7 +101,7 @@ class EspeakSynthesizer:
                 raise EngineError(f"espeak's library cannot be loaded: {error}", code="speech_failed") from None
             try:
                 rate = library.espeak_Initialize(_SYNCHRONOUS, 0, self._data, _DONT_EXIT)
-                if rate != self.sample_rate:
+                if rate != _SAMPLE_RATE:
                     text = f"espeak cannot use its data in {self._data.decode()} (it answers {rate})"
                     raise EngineError(text, code="speech_failed")
                 try:
@@ -127,17 +122,17 @@ class EspeakSynthesizer:
                 result.append((voice.name.decode(), _languages(voice.languages), bytes(voice.identifier)))
         return result
 
-    @cached_property
-    def _identifiers(self) -> dict[str, bytes]:
-        """By name and by language, in lower case; of several voices of a language, the one listed first."""
-        result: dict[str, bytes] = {}
-        for name, languages, identifier in self._voices:
-            for key in (languages[0], name):
-                result.setdefault(key.lower(), identifier)
-        for _, languages, identifier in self._voices:  # "en", "zh": behind everybody's own
-            for key in languages[1:]:
-                result.setdefault(key.lower(), identifier)
-        return result
+
+def _by_name(voices: list[tuple[str, list[str], bytes]]) -> dict[str, bytes]:
+    """Identifiers by name and by language, in lower case; of several voices of a language, the one listed first."""
+    result: dict[str, bytes] = {}
+    for name, languages, identifier in voices:
+        for key in (languages[0], name):
+            result.setdefault(key.lower(), identifier)
+    for _, languages, identifier in voices:  # "en", "zh": behind everybody's own
+        for key in languages[1:]:
+            result.setdefault(key.lower(), identifier)
+    return result
 
 
 def _languages(address: int) -> list[str]:

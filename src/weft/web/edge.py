@@ -16,17 +16,26 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.core.errors import AuthenticationError, BodyTooLargeError, WeftError
+from weft.web import console
 from weft.web.errors import error_response, internal_error, log
 from weft.web.gone import ClientGone
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Probes carry no keys."""
+OPEN_PATHS = frozenset({"/health", "/ready"}) | console.PATHS
+"""Probes carry no keys, nor does a browser that is only told an address."""
 
 LINGER_S = 2.0
 """How long the rest of a refused body is read and dropped, so that the client gets to see the answer."""
 
+KEY_PROTOCOL = b"weft-api-key."
+"""What browsers, which send no headers with a WebSocket, put before their key as a subprotocol."""
+
+_CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
 REQUEST_ID = "weft.request_id"
 """Key of the request's integer id in the ASGI scope."""
+
+SHOWN_ID = "weft.shown_id"
+"""Key of the id that a gateway has given the request; clients see this one, where there is one."""
 
 
 class Gate:
@@ -76,6 +85,9 @@ class Edge:
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._upgrade(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -95,13 +107,33 @@ class Edge:
         if length is not None and length > self.max_body_bytes:
             raise self.too_large(f"{length} bytes")
 
+    async def _upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a WebSocket through whose key is right: an HTTP header or, from a browser, a subprotocol."""
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        asked = [name.encode(errors="replace") for name in scope.get("subprotocols") or ()]
+        keys = [name.removeprefix(KEY_PROTOCOL) for name in asked if name.startswith(KEY_PROTOCOL)]
+        if not self._keys or self._knows(given) or any([self._is_key(key) for key in keys]):
+            await self.app(scope, receive, send)
+            return
+        error = AuthenticationError(
+            "a valid API key is needed: send 'Authorization: Bearer KEY', or the subprotocols 'weft, weft-api-key.KEY'"
+        )
+        self.on_refusal(scope["path"], error)
+        await receive()  # websocket.connect
+        if "websocket.http.response" in (scope.get("extensions") or {}):
+            await error_response(error, headers=_CHALLENGE)(scope, receive, send)
+        else:  # the server makes it a 403
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+
     def too_large(self, size: str) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body of {size} is over the limit of {self.max_body_bytes} bytes")
 
     def _knows(self, given: bytes | None) -> bool:
         kind, _, key = (given or b"").partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]  # all of them: no timing hints
-        return kind.lower() == b"bearer" and any(matches)
+        return self._is_key(key.strip()) and kind.lower() == b"bearer"
+
+    def _is_key(self, key: bytes) -> bool:
+        return any([hmac.compare_digest(key, known) for known in self._keys])  # all of them: no timing hints
 
 
 class _Exchange:
@@ -128,7 +160,7 @@ class _Exchange:
                 raise
             await self._edge.app(self._scope, self.receive, self.send)
         except WeftError as error:
-            headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, AuthenticationError) else None
+            headers = _CHALLENGE if isinstance(error, AuthenticationError) else None
             await error_response(error, headers=headers)(self._scope, self._receive, self.send)
         except (ClientDisconnect, ClientGone):
             log.debug("request %d: the client is gone", self._id)
@@ -150,7 +182,10 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._started = True
-            headers = [*message.get("headers", ()), (b"x-request-id", b"%d" % self._id)]
+            shown = self._scope.get(SHOWN_ID, self._id)
+            headers = [*message.get("headers", ()), (b"x-request-id", b"%d" % shown)]
+            if SHOWN_ID in self._scope:
+                headers.append((b"x-weft-worker-request-id", b"%d" % self._id))
             if self._refused:
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
