@@ -121,3 +121,11 @@ def test_the_memory_of_what_was_evicted_is_bounded() -> None:
     evicted.add(0, 1)  # again, so it is the newest
     evicted.add(9, 1)
     assert [(k, 1) in evicted for k in (0, 1, 2, 9)] == [True, False, True, True]
+
+
+def test_fingerprints_of_negative_keys_tell_their_places() -> None:
+    """The keys of media are negative."""
+    keys = np.array([-5, -9, 3], dtype=np.int32)
+    assert fingerprint(keys, 0) != fingerprint(keys[[1, 0, 2]], 0)
+    assert fingerprint(keys[:1], 0) != fingerprint(keys[:1], 1)
+    assert joined(fingerprint(keys[:1], 0), fingerprint(keys[1:], 1)) == fingerprint(keys, 0)

@@ -101,7 +101,7 @@ BAD_CHAT: list[tuple[Any, str]] = [
     (message(role="user", content=5), "messages[1].content"),
     (message(role="user", content=["x"]), "messages[1].content[0].type"),
     (
-        message(role="user", content=[{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]),
+        message(role="user", content=[{"type": "text", "text": "x"}, {"type": "video_url", "video_url": {"url": "x"}}]),
         "messages[1].content[1].type",
     ),
     (message(role="user", content=[{"type": "text", "text": 5}]), "messages[1].content[0]"),

@@ -11,6 +11,8 @@ from weft.backends.checkpoint import Checkpoint
 from weft.backends.llama_cpp.gguf import first_file, is_gguf
 from weft.config.settings import Settings
 from weft.core.errors import SettingsError
+from weft.media.images import check_installed
+from weft.text.placeholders import Placeholder, Placeholders
 
 if TYPE_CHECKING:
     from weft.text.tokenizer import BaseTokenizer
@@ -76,6 +78,8 @@ def _create_fake(settings: Settings) -> Backend:
     # The text process reads the tokenizer of this folder, so the fake must not choose tokens that it cannot show.
     checkpoint = Checkpoint.open(model_folder(settings))
     fake = settings.backend.fake
+    if "image" in fake.modalities:
+        check_installed()
     return FakeBackend(
         vocab_size=min(fake.vocab, int(checkpoint.text.get("vocab_size", fake.vocab))),
         max_context_tokens=checkpoint.max_context_tokens,
@@ -83,7 +87,17 @@ def _create_fake(settings: Settings) -> Backend:
         tokens_per_s=fake.tokens_per_s,
         embeddings=fake.embeddings,
         faults=fake.faults,
+        modalities=fake.modalities,
     )
+
+
+def media_placeholders(settings: Settings) -> Placeholders:
+    """What stands in prompts for the media that the engine takes."""
+    if backend_name(settings) != "fake":
+        return {}
+    from weft.backends.fake.backend import MEDIA_TOKENS
+
+    return {kind: Placeholder(f"<|{kind}|>", 0, lambda _: MEDIA_TOKENS) for kind in settings.backend.fake.modalities}
 
 
 def _create_llama_cpp(settings: Settings) -> Backend:

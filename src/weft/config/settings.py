@@ -349,6 +349,14 @@ class FakeSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=1, le=65536)] | None,
         Meta(description="Dimensions of its vectors, as an embedding model. `null`: it generates text."),
     ] = None
+    modalities: Annotated[
+        tuple[Literal["image", "audio"], ...],
+        Meta(
+            description="What it takes besides text. Its answers then depend on what is shown to it; a chat template "
+            "has to write `<|image|>` or `<|audio|>` for each.",
+            extra={"allowed": "list of image, audio"},
+        ),
+    ] = ()
     faults: Annotated[
         dict[str, Annotated[int, Meta(ge=0, le=2**31 - 1)]],
         Meta(
@@ -394,6 +402,30 @@ class SpeechSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=T
             "English; a Piper voice has its default speaker."
         ),
     ] = "auto"
+
+
+class MediaSettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of images and sounds in chats, where the engine takes any.
+
+    Decoded, a pixel takes 3 bytes and a second 64 kB.
+    """
+
+    max_image_bytes: Annotated[
+        Annotated[int, Meta(ge=1024, le=2**30)],
+        Meta(description="Largest image, in the bytes of its file."),
+    ] = 16_777_216
+    max_image_pixels: Annotated[
+        Annotated[int, Meta(ge=1, le=2**26)],
+        Meta(description="Most pixels of all images of one request together."),
+    ] = 33_554_432
+    max_audio_s: Annotated[
+        Annotated[float, Meta(gt=0, le=24 * 3600)],
+        Meta(description="Most seconds of all sounds of one request together."),
+    ] = 600.0
+    max_parts: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)],
+        Meta(description="Most images and sounds of one request."),
+    ] = 64
 
 
 class GatewaySettings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -473,6 +505,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: TextSettings = msgspec.field(default_factory=TextSettings)
     backend: BackendSettings = msgspec.field(default_factory=BackendSettings)
     speech: SpeechSettings = msgspec.field(default_factory=SpeechSettings)
+    media: MediaSettings = msgspec.field(default_factory=MediaSettings)
     gateway: GatewaySettings = msgspec.field(default_factory=GatewaySettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)

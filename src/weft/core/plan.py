@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from weft.core.media import Medium
 from weft.core.sampling import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
@@ -91,6 +92,22 @@ class KvOp:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaRun:
+    """New tokens of a step that stand for a medium, or for a part of it.
+
+    Attributes:
+        first, count: the step's tokens [first, first + count).
+        start: which of the medium's own tokens the first of them is; `total`: how many it has.
+    """
+
+    first: int
+    count: int
+    start: int
+    total: int
+    medium: Medium
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step of the engine.
 
@@ -112,6 +129,7 @@ class StepPlan:
         sequences: int32 [R], the sequence of each row, for engines that store KV under sequence ids; else None.
         kv_ops: for the same engines, to be done in this order before anything is computed.
         adapter: the LoRA adapter of all rows, 0 for none.
+        media: which of `token_ids` stand for images and sounds; what their ids are means nothing.
     """
 
     step: int
@@ -131,6 +149,7 @@ class StepPlan:
     sequences: Int32s | None = None
     kv_ops: tuple[KvOp, ...] = ()
     adapter: int = 0
+    media: tuple[MediaRun, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.core.errors import InvariantError, WeftError
+from weft.core.media import MediaSpan
 from weft.core.plan import Int32s
 from weft.core.sampling import SamplingParams
 
@@ -127,6 +128,7 @@ class Request:
         session_id, session_ttl_s: the conversation that keeps its KV, and for how long.
         adapter: 0 for the model itself, k for the k-th LoRA adapter on top of it.
         key_offset: see `keys`; different for every adapter, 0 for none.
+        media: the images and sounds that tokens of the prompt stand for, in order, none over another.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class Request:
         session_ttl_s: float | None = None,
         adapter: int = 0,
         key_offset: int = 0,
+        media: tuple[MediaSpan, ...] = (),
     ) -> None:
         input_len = len(prompt_ids)
         resumed_len = 0 if resume_ids is None else len(resume_ids)
@@ -163,6 +166,7 @@ class Request:
         self.session_ttl_s = session_ttl_s
         self.adapter = adapter
         self._key_offset = key_offset
+        self.media = media
         self.input_len = input_len
         self.resumed_len = resumed_len
         self.max_device_len = max_device_len
@@ -227,9 +231,22 @@ class Request:
 
         KV depends on the adapter as much as on the tokens. Each adapter therefore has a range of keys of its own: the
         token ids, moved by `key_offset`. Without an adapter they are the tokens themselves, a view like `tokens`.
+        Tokens that stand for a medium have keys of that medium instead, which are no token's.
         """
         tokens = self._tokens[start:end]
-        return tokens + np.int32(self._key_offset) if self._key_offset else tokens
+        keys = tokens + np.int32(self._key_offset) if self._key_offset else tokens
+        if not self.media or self.media[-1].end <= start:
+            return keys
+        keys = keys.copy()
+        for span in self.media:
+            first, last = max(start, span.start), min(end, span.end)
+            if first < last:
+                keys[first - start : last - start] = span.keys[first - span.start : last - span.start]
+        return keys
+
+    def without_split_media(self, length: int) -> int:
+        """The longest beginning of at most `length` tokens that ends within no medium."""
+        return next((span.start for span in self.media if span.start < length < span.end), length)
 
     @property
     def prompt_ids(self) -> Int32s:

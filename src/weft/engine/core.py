@@ -25,8 +25,8 @@ from weft.core.clock import Clock, FrozenClock, MonotonicClock
 from weft.core.errors import EngineError, InvalidRequestError, InvariantError, NotFoundError, WeftError
 from weft.core.plan import PIECE_TOKENS, StepPlan, StepResult, TokenLogprobs
 from weft.core.request import Ending, Request
-from weft.core.sampling import SamplingParams
 from weft.engine.facts import Facts
+from weft.engine.media import spans_of
 from weft.engine.runner import Landing, run_step
 from weft.engine.sizing import (
     resolve_adapters,
@@ -149,7 +149,8 @@ class EngineCore:
             facts["resume_ids"] = np.frombuffer(message.resume_ids, dtype=np.int32)
         try:
             try:
-                self._check_features(message.params)
+                self._check_features(message)
+                facts["media"] = spans_of(message.media, len(prompt_ids), message.adapter)
             except WeftError:
                 self.scheduler.meters.note_rejection("invalid")
                 raise
@@ -363,13 +364,15 @@ class EngineCore:
                 self._recorder.reset(self._now.now_s())
             self.scheduler.cache.reset()
 
-    def _check_features(self, params: SamplingParams) -> None:
+    def _check_features(self, message: Submit) -> None:
+        params = message.params
         check_kind(self.backend.features, embeds=params.embed)
         wanted = {
             "logprobs": params.logprobs is not None,
             "prompt_logprobs": params.prompt_logprobs is not None,
             "logit_bias": bool(params.logit_bias),
             "penalties": params.has_penalties,
+            **{place.item.kind: True for place in message.media},
         }
         for name, asked in wanted.items():
             if asked and name not in self.backend.features:

@@ -22,18 +22,21 @@ from typing import Any
 import numpy as np
 
 from weft.backends.base import Backend
-from weft.backends.registry import create_backend, load_tokenizer
+from weft.backends.registry import create_backend, load_tokenizer, media_placeholders
 from weft.config.describe import format_value
 from weft.config.resolve import resolve
 from weft.config.settings import Settings
 from weft.core.errors import InvalidRequestError, NotFoundError, WeftError
+from weft.core.media import Medium
 from weft.core.plan import Float32s
 from weft.core.sampling import SamplingParams
 from weft.core.vectors import check_dimensions, truncated
 from weft.engine.core import EngineCore
+from weft.engine.media import item_of
 from weft.engine.text_worker import TextWorker
 from weft.ipc.errors import error_from, error_info
 from weft.ipc.messages import End, TextDelta, TextLogprob, TextRequest, TokenOutput
+from weft.media.messages import check_taken, decoded, split, with_parts
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -88,7 +91,7 @@ class LLM:
         self._backend: Backend = create_backend(self.settings)
         self._core = EngineCore(self.settings, self._backend)
         self._core.load()
-        self._worker = TextWorker(self.tokenizer)
+        self._worker = TextWorker(self.tokenizer, placeholders=media_placeholders(self.settings))
         self._ids = itertools.count(1)
         # Request id -> where its deltas go: several streams may be open at once, and each hears only of its own.
         self._arrived: dict[int, deque[TextDelta]] = {}
@@ -116,7 +119,10 @@ class LLM:
         adapter: str | None = None,
         **variables: Any,
     ) -> list[Completion]:
-        """Answers one conversation, or several; `variables` go to the chat template."""
+        """Answers one conversation, or several; `variables` go to the chat template.
+
+        Contents may have images and sounds in the forms of the HTTP API, where the engine takes them.
+        """
         many = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self._run([self._chat_request(conversation, params, variables, adapter) for conversation in many])
 
@@ -218,10 +224,14 @@ class LLM:
     ) -> TextRequest:
         if params is not None and params.embed:
             raise InvalidRequestError("embed: a chat has no vector; use LLM.embed", param="embed")
+        parts = with_parts(messages)
+        check_taken(parts, self._backend.features, self._backend.name)
+        plain, media = split(decoded(parts, self.settings.media), Medium)
         return TextRequest(
             [next(self._ids)],
             params or SamplingParams(),
-            messages=[dict(message) for message in messages],
+            messages=plain,
+            media=[item_of(medium) for medium in media],
             template_kwargs=variables,
             arrival_s=time.monotonic(),
             adapter=self._adapter_number(adapter),

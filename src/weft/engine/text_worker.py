@@ -9,6 +9,7 @@ each character, whether or not the result is of use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from weft.engine.deltas import ENTRIES_AT_ONCE, num_entries
 from weft.ipc.messages import (
     End,
     LogprobItem,
+    MediaPlace,
     Submit,
     TextDelta,
     TextLogprob,
@@ -27,6 +29,7 @@ from weft.ipc.messages import (
     TextRequest,
     TokenOutput,
 )
+from weft.text.placeholders import Placeholders, expanded
 from weft.text.stream import TextStream
 from weft.text.tokenizer import BaseTokenizer
 
@@ -68,11 +71,20 @@ class TextWorker:
     """See the module's docstring.
 
     `index` tells the engine where a request's tokens go. `max_prompt_tokens` is the longest prompt that the engine
-    could take, if it is known; what the engine takes now is for it to judge.
+    could take, if it is known; what the engine takes now is for it to judge. `placeholders` are those of the media that
+    it takes.
     """
 
-    def __init__(self, tokenizer: BaseTokenizer, index: int = 0, *, max_prompt_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: BaseTokenizer,
+        index: int = 0,
+        *,
+        max_prompt_tokens: int | None = None,
+        placeholders: Placeholders | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self._placeholders = placeholders or {}
         self._index = index
         self._max_prompt_tokens = max_prompt_tokens
         self._shown: dict[int, tuple[str, bytes]] = {}
@@ -86,11 +98,15 @@ class TextWorker:
 
     def prepare(self, request: TextRequest) -> list[Submit]:
         """Tokenizes a request and opens its state, once for each id. Raises InvalidRequestError."""
-        prompt_ids = self._prompt_ids(request)
-        return self.open(request, prompt_ids)
+        prompt_ids, spans = self._prompt_ids(request)
+        return self.open(request, prompt_ids, spans)
 
-    def open(self, request: TextRequest, prompt_ids: list[int]) -> list[Submit]:
-        """Opens the state of a request whose prompt is tokenized; returns what the engine is to be sent."""
+    def open(self, request: TextRequest, prompt_ids: list[int], spans: Sequence[tuple[int, int]] = ()) -> list[Submit]:
+        """Opens the state of a request whose prompt is tokenized; returns what the engine is to be sent.
+
+        `spans`: the tokens [start, end) that stand for each of the request's media.
+        """
+        media = [MediaPlace(*span, item) for span, item in zip(spans, request.media, strict=True)]
         self._check_scored(request.params, len(prompt_ids))
         if request.resume_ids or request.resume_chars is not None:
             self._check_resumed(request)
@@ -125,6 +141,7 @@ class TextWorker:
                     request.adapter,
                     np.asarray(request.resume_ids, dtype=np.int32).tobytes(),
                     state.finish_sent,
+                    media,
                 )
             )
         self._states.update(states)  # all or none: an error above leaves nothing behind
@@ -185,18 +202,21 @@ class TextWorker:
             self._check_ids(ids, "tokens")
             return {"text": self.tokenizer.decode(ids, skip_special_tokens=False)}
         most = self._max_prompt_tokens
-        ids = self._tokenize(query, None if most is None else TOKENS_PER_CONTEXT * most)
+        ids, _ = self._tokenize(query, None if most is None else TOKENS_PER_CONTEXT * most)
         return {"count": len(ids), "tokens": ids, "pieces": [self._show(i)[0] for i in ids]}
 
-    def _prompt_ids(self, request: TextRequest) -> list[int]:
+    def _prompt_ids(self, request: TextRequest) -> tuple[list[int], list[tuple[int, int]]]:
+        """A prompt's token ids, and which of them stand for its media."""
         if request.token_ids is None:
             return self._tokenize(request, self._max_prompt_tokens)
         for token in request.token_ids:
             if not 0 <= token < 2**31:  # the engine judges by its vocabulary; here it must only fit an int32
                 raise InvalidRequestError(f"prompt: token id {token} is not in the vocabulary", param="prompt")
-        return request.token_ids
+        return request.token_ids, []
 
-    def _tokenize(self, source: TextRequest | TextQuery, max_tokens: int | None) -> list[int]:
+    def _tokenize(
+        self, source: TextRequest | TextQuery, max_tokens: int | None
+    ) -> tuple[list[int], list[tuple[int, int]]]:
         if source.messages is None:
             text, add_special_tokens = source.text or "", source.add_special_tokens
         else:
@@ -208,7 +228,12 @@ class TextWorker:
             add_special_tokens = False
         if max_tokens is not None:
             self._check_length(text, max_tokens)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if source.messages is None or not self._placeholders:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens), []
+        media = [(item.kind, item.shape) for item in source.media]
+        return expanded(
+            text, media, self._placeholders, lambda piece: self.tokenizer.encode(piece, add_special_tokens=False)
+        )
 
     def _check_length(self, text: str, max_tokens: int) -> None:
         """Refuses a text that surely has more tokens, as soon as so many are counted in pieces of it."""

@@ -24,9 +24,11 @@ import numpy as np
 
 from weft.core.clock import Clock
 from weft.core.errors import SettingsError, WeftError
+from weft.core.media import MediaSpan, Medium
 from weft.core.plan import PIECE_TOKENS, Int32s, StepPlan, StepResult
 from weft.core.sampling import SamplingParams
 from weft.kv.prefix_cache import PrefixCache
+from weft.media.hashing import media_keys
 from weft.scheduler.limits import Limits
 from weft.scheduler.reserve import START
 from weft.scheduler.scheduler import Scheduler, Update
@@ -38,6 +40,7 @@ FLUSH_S = 0.5
 MAX_WAITING_BYTES = 64 * 2**20
 """So much may wait for the disk, before recording is given up."""
 
+_NO_SAMPLES = np.empty(0, dtype=np.uint8)
 _EVENT_BYTES = 256  # roughly what an event in the buffer takes besides its arrays
 
 
@@ -106,7 +109,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class Add(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="add"):
-    """`Scheduler.add`; `params` without what is default."""
+    """`Scheduler.add`; `params` without what is default. `media`: start, end and digest of each, not what they show."""
 
     id: int
     prompt: bytes
@@ -118,12 +121,20 @@ class Add(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="add"):
     ttl: float | None = None
     adapter: int = 0
     resume: bytes = b""
+    media: list[tuple[int, int, str]] = []
 
     def prompt_ids(self) -> Int32s:
         return np.frombuffer(self.prompt, dtype="<i4").astype(np.int32, copy=False)
 
     def resume_ids(self) -> Int32s | None:
         return np.frombuffer(self.resume, dtype="<i4").astype(np.int32, copy=False) if self.resume else None
+
+    def spans(self) -> tuple[MediaSpan, ...]:
+        """The media, without their samples: their keys are all that a scheduler knows of them."""
+        return tuple(
+            MediaSpan(start, Medium("image", digest, _NO_SAMPLES), media_keys(digest, end - start, self.adapter))
+            for start, end, digest in ((start, end, bytes.fromhex(text)) for start, end, text in self.media)
+        )
 
     def sampling(self) -> SamplingParams:
         return msgspec.json.decode(self.params, type=SamplingParams)
@@ -328,6 +339,7 @@ class Recorder:
         session_ttl_s: float | None = None,
         adapter: int = 0,
         resume_ids: Int32s | None = None,
+        media: tuple[MediaSpan, ...] = (),
     ) -> None:
         """Before `Scheduler.add`. The prompt and what is resumed must not be changed afterwards."""
         self._note(
@@ -343,6 +355,7 @@ class Recorder:
                 ttl=session_ttl_s,
                 adapter=adapter,
                 resume=b"" if resume_ids is None else np.ascontiguousarray(resume_ids, dtype="<i4").tobytes(),
+                media=[(span.start, span.end, span.medium.digest.hex()) for span in media],
             ),
             prompt_ids.nbytes + (0 if resume_ids is None else resume_ids.nbytes),
         )

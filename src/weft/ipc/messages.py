@@ -34,12 +34,30 @@ class ErrorInfo(msgspec.Struct, omit_defaults=True):
     retry_after_s: float | None = None
 
 
+class MediaItem(msgspec.Struct):
+    """A decoded image or sound: `core.media.Medium` on its way, `data` being its samples, little-endian."""
+
+    kind: Literal["image", "audio"]
+    shape: list[int]
+    digest: bytes
+    data: bytes
+
+
+class MediaPlace(msgspec.Struct, array_like=True):
+    """Tokens [start, end) of a prompt stand for `item`."""
+
+    start: int
+    end: int
+    item: MediaItem
+
+
 class TextRequest(_Message):
     """One prompt to tokenize and submit, once for every id in `request_ids` (`n` answers share one tokenizing).
 
     Exactly one of `text`, `token_ids`, `messages` is set. The k-th id gets seed `params.seed + k` where there is one.
     `arrival_s` and `deadline_s` are on the system's monotonic clock, which all processes of one machine share.
-    `adapter`: 0 for the model itself, k for the k-th of `model.lora`.
+    `adapter`: 0 for the model itself, k for the k-th of `model.lora`. `media`: what the placeholders in `messages`,
+    {"type": "image"} or "audio", stand for, in their order.
     `resume_ids` (of one id that streams): the answer has begun with these tokens elsewhere; its deltas tell what comes
     after them, and of their text what lies beyond `resume_chars` characters; None: beyond what a stream shows of them.
     """
@@ -61,13 +79,14 @@ class TextRequest(_Message):
     adapter: int = 0
     resume_ids: list[int] = []
     resume_chars: int | None = None
+    media: list[MediaItem] = []
 
 
 class TextQuery(_Message):
     """A question to the text process; its answer is a QueryReply with the same `call_id`.
 
     tokenize: `text` or `messages` -> {"tokens": [...], "pieces": [...], "count": n}, lists as JSON text in bytes;
-    detokenize: `token_ids` -> {"text": ...}.
+    detokenize: `token_ids` -> {"text": ...}. `media` as in TextRequest, though only their kinds and shapes count.
     """
 
     call_id: int
@@ -77,6 +96,7 @@ class TextQuery(_Message):
     token_ids: list[int] | None = None
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
+    media: list[MediaItem] = []
 
 
 class Submit(_Message):
@@ -97,6 +117,7 @@ class Submit(_Message):
     adapter: int = 0
     resume_ids: bytes = b""
     complete: bool = False
+    media: list[MediaPlace] = []
 
 
 class Finish(_Message):

@@ -26,7 +26,8 @@ def suffixes(tokens: Int32s, start: int) -> list[int]:
 
 def _terms(tokens: Int32s, start: int) -> UInt64s:
     positions = np.arange(start, start + len(tokens), dtype=np.uint64)
-    z = (positions << np.uint64(32)) | tokens.astype(np.uint64)
+    # By way of uint32: the keys of media are negative, and their sign must not cover the position.
+    z = (positions << np.uint64(32)) | tokens.astype(np.uint32).astype(np.uint64)
     z = z * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)  # arrays wrap without a warning
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

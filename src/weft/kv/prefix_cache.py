@@ -146,7 +146,9 @@ class PrefixCache:
 
     def peek(self, keys: Int32s) -> int:
         """Tokens of a prompt with these keys that are cached now, leaving the one that is computed to get logits."""
-        keys = keys[: len(keys) - 1]
+        return self._peek(keys[: len(keys) - 1])
+
+    def _peek(self, keys: Int32s) -> int:
         if not self.shares:
             whole = self.whole.match(keys)
             return 0 if whole is None else len(whole)
@@ -159,14 +161,15 @@ class PrefixCache:
     def attach(self, request: Request, *, reuse: bool = True, now_s: float = 0.0) -> None:
         """Gives the request a row and the longest cached prefix, locked; sets `cached_len` and `miss`.
 
-        At least one token is left to compute, since its logits are wanted.
+        At least one token is left to compute, since its logits are wanted. No prefix ends within an image or a sound.
         """
         if request.row >= 0:
             raise InvariantError(f"{request!r} is attached already")
         keys = request.keys(0, request.device_len - 1)
-        match = self.tree.match(keys if reuse and self.shares else keys[:0])
-        parts = self.host.find(keys, match.length, match.node.prefix) if reuse and self.host is not None else []
-        whole = self.whole.match(keys) if reuse and not self.shares else None
+        wanted = self._without_split_media(request, keys) if request.media else keys
+        match = self.tree.match(wanted if reuse and self.shares else keys[:0])
+        parts = self.host.find(wanted, match.length, match.node.prefix) if reuse and self.host is not None else []
+        whole = self.whole.match(wanted) if reuse and not self.shares else None
         cached = parts[-1].end if parts else len(whole) if whole is not None else match.length
         request.miss = self._miss(keys, match, cached, parts) if reuse else CacheMiss("not_used", 0)
         self.tree.lock(match.node)
@@ -477,6 +480,15 @@ class PrefixCache:
         for owner, count in evicted.by_owner.items():
             self.ledger.discharge(owner, count)
         return len(evicted.slots)
+
+    def _without_split_media(self, request: Request, keys: Int32s) -> Int32s:
+        """As much of `keys` that what is cached of it ends within no medium.
+
+        A few keys may agree by chance, those of all of a medium never; and an engine computes a medium at once.
+        """
+        while (length := request.without_split_media(found := self._peek(keys))) < found:
+            keys = keys[:length]
+        return keys
 
     def _miss(self, keys: Int32s, match: Match, at: int, parts: Sequence[Part]) -> CacheMiss | None:
         """Why no more than `at` of `keys` was found, by `match` in the tree and `parts` beyond; None if all was."""

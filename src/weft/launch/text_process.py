@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from weft.backends.registry import context_tokens, is_embedder, load_tokenizer
+from weft.backends.registry import context_tokens, is_embedder, load_tokenizer, media_placeholders
 from weft.config.settings import Settings
 from weft.core.errors import CancelledError, WeftError
 from weft.engine.deltas import split
@@ -66,7 +66,12 @@ class TextProcess:
         self._inbox = Inbox(context, endpoints.text(index), decode_to_text)
         self._api = Outbox(context, endpoints.api)
         self._engine = Outbox(context, endpoints.engine)  # used under the lock
-        self._worker = TextWorker(load_tokenizer(settings), index, max_prompt_tokens=_longest_prompt(settings))
+        self._worker = TextWorker(
+            load_tokenizer(settings),
+            index,
+            max_prompt_tokens=_longest_prompt(settings),
+            placeholders=media_placeholders(settings),
+        )
         self._short: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._long: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -203,7 +208,7 @@ def _size(job: Job) -> int:
     size += len(job.resume_ids) if isinstance(job, TextRequest) else 0
     for message in job.messages or ():
         content = message.get("content") or ""
-        parts = [part["text"] for part in content] if isinstance(content, list) else [content]
+        parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
         size += 256 + sum(map(len, parts))
     return size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.plan import IN_FLIGHT, Int32s, Int64s, PromptLogprobsRow, SamplingRow, StepMode, StepPlan
+from weft.core.plan import IN_FLIGHT, Int32s, Int64s, MediaRun, PromptLogprobsRow, SamplingRow, StepMode, StepPlan
 from weft.core.request import Request
 from weft.kv.prefix_cache import PrefixCache
 
@@ -24,11 +24,15 @@ def build_plan(
     pieces: list[Int32s] = []
     wanted: dict[int, PromptLogprobsRow] = {}
     embeds: list[int] = []
+    media: list[MediaRun] = []
+    num_tokens = 0
     starts = [request.planned_len for request, _ in prompts] + [request.planned_len for request in decoding]
     for index, (request, count) in enumerate(prompts):
         start = request.planned_len
         cache.extend(request, start + count, now_s)
         pieces.append(request.tokens[start : start + count])
+        media += _media_runs(request, start, count, num_tokens)
+        num_tokens += count
         if request.params.embed:
             embeds.append(index)
         emitting = start + count == request.device_len and not request.params.embed
@@ -72,7 +76,19 @@ def build_plan(
         sequences=cache.sequences_of(requests),
         kv_ops=cache.take_ops(),
         adapter=requests[0].adapter,
+        media=tuple(media),
     )
+
+
+def _media_runs(request: Request, start: int, count: int, at: int) -> list[MediaRun]:
+    """Which of the request's tokens [start, start + count), the step's from `at` on, stand for media."""
+    runs: list[MediaRun] = []
+    for span in request.media:
+        first, last = max(start, span.start), min(start + count, span.end)
+        if first < last:
+            place = at + first - start
+            runs.append(MediaRun(place, last - first, first - span.start, len(span.keys), span.medium))
+    return runs
 
 
 def _places(first: Int32s, extend_lens: Int32s) -> tuple[Int64s, Int32s]:

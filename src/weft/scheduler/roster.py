@@ -23,6 +23,7 @@ from weft.core.errors import (
     QueueFullError,
     WeftError,
 )
+from weft.core.media import MediaSpan
 from weft.core.plan import Float32s, Int32s, TokenLogprobs
 from weft.core.request import Ending, FinishReason, Request, RequestState
 from weft.core.sampling import SamplingParams
@@ -142,6 +143,7 @@ class Roster:
         session_ttl_s: float | None = None,
         adapter: int = 0,
         resume_ids: Int32s | None = None,
+        media: tuple[MediaSpan, ...] = (),
     ) -> Request:
         """Takes a request into the queue. Raises InvalidRequestError or QueueFullError; then nothing stays behind.
 
@@ -183,6 +185,7 @@ class Roster:
             adapter=adapter,
             key_offset=adapter * self.vocab_size,
             resume_ids=resume_ids,
+            media=media,
         )
         if session_id is not None:
             self.cache.renew_lease(session_id, now, self._ttl_s(request))

@@ -12,6 +12,7 @@ from weft.core.errors import WeftError
 from weft.server.bodies import read_body
 from weft.server.gateways import note_gateway
 from weft.server.jobs import Job, Server
+from weft.server.schemas import ChatRequest
 from weft.server.schemas import Request as Body
 from weft.server.streaming import Writer, answer
 from weft.web.errors import internal_error
@@ -34,6 +35,8 @@ def generating(schema: type[B], begin: Begin[B], *, embeds: bool = False) -> Cal
             server.check_admitting()
             body = await read_body(request, schema)
             server.check_model(body.model)
+            if isinstance(body, ChatRequest):
+                body = body.model_copy(update={"messages": await server.media.taken(body.messages)})
             job, writer = begin(server, request, body)
         except WeftError as error:
             server.measures.refused(error)

@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -26,12 +26,14 @@ from weft.core.errors import EngineError, InvalidRequestError, NotFoundError, Un
 from weft.core.sampling import SamplingParams
 from weft.engine.client import EngineClient, EngineOp, ModelFacts
 from weft.ipc.errors import error_from
-from weft.ipc.messages import End, TextDelta, TextRequest
+from weft.ipc.messages import End, MediaItem, TextDelta, TextRequest
+from weft.media.messages import split
 from weft.server import schemas
 from weft.server.admission import Admission
 from weft.server.conversations import Conversations
 from weft.server.gateways import check_resume, shown_id, with_gateways_seed
 from weft.server.measures import Measures
+from weft.server.media import MediaDesk
 from weft.server.prefixes import HeldPrefixes
 from weft.server.readers import BodyReaders
 from weft.server.sessions import Session, session_of
@@ -91,6 +93,7 @@ class Server:
         self.measures = Measures()
         self.readers = BodyReaders(facts.max_context_tokens)
         self.prefixes = HeldPrefixes()
+        self.media = MediaDesk(facts, settings.media)
         self.engine_metrics: dict[str, Any] = {}
         self.boot_id = secrets.token_hex(8)
         self.conversations = Conversations(
@@ -172,6 +175,8 @@ class Server:
         """
         self.check_admitting(admitted=isinstance(request, Caller) and request.admitted)
         self.check_model(body.model)
+        for prompt in prompts:
+            self.media.check(prompt.messages or [])
         priority = body.priority or 0
         self._check_priority(priority)
         places = len(prompts) * n if at_once is None else min(len(prompts), at_once)
@@ -250,7 +255,6 @@ class Job:
         self.arrival_s = time.monotonic()
         ids = [self.engine_id, *server.client.new_ids(len(prompts) * n - 1)]
         self.ids_by_prompt = [ids[i : i + n] for i in range(0, len(ids), n)]
-        self.prompts = prompts
         self.index_of = {request_id: index for index, request_id in enumerate(ids)}
         self.n = n
         self.tells_tokens = len(ids) == 1 and caller.shown_id is not None
@@ -265,13 +269,16 @@ class Job:
         self._outcome = "499"
         self._left, self._places = len(ids), places
         self._last_token_s: dict[int, float] = {}
+        # Submitted media leave this process: nothing here keeps their samples.
+        chats = [(None, []) if p.messages is None else split(p.messages, MediaItem) for p in prompts]
+        self.prompts = [replace(p, messages=messages) for p, (messages, _) in zip(prompts, chats, strict=True)]
         requests = [
             TextRequest(
                 request_ids=ids,
                 params=params,
                 text=prompt.text,
                 token_ids=prompt.token_ids,
-                messages=prompt.messages,
+                messages=messages,
                 template_kwargs=options.template_kwargs,
                 stream=bool(body.stream),
                 echo=options.echo,
@@ -283,8 +290,9 @@ class Job:
                 adapter=self.adapter,
                 resume_ids=[] if resume is None else resume.token_ids,
                 resume_chars=None if resume is None else resume.chars,
+                media=media,
             )
-            for prompt, ids in zip(prompts, self.ids_by_prompt, strict=True)
+            for prompt, ids, (messages, media) in zip(prompts, self.ids_by_prompt, chats, strict=True)
         ]
         at_once = places if places < len(ids) else None
         self.generation = server.client.submit(*requests, on_end=self._ended, at_once=at_once)

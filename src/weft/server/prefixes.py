@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from weft.ipc.messages import End, Heartbeat
+from weft.media.messages import has_placeholders
 from weft.server.values import Prompt
 from weft.text.digests import Digests, chat_digests, ids_digests, text_digests
 
@@ -86,6 +87,8 @@ class HeldPrefixes:
 
 
 def digests_of(prompt: Prompt, model: str) -> Digests:
+    if prompt.messages is not None and has_placeholders(prompt.messages):
+        return []  # a gateway knows images as they came, which nobody here does any more
     if prompt.messages is not None:
         return chat_digests(prompt.messages, model)
     if prompt.token_ids is not None:

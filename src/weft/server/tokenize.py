@@ -13,6 +13,7 @@ from weft.ipc.messages import TextQuery
 from weft.server.bodies import read_body
 from weft.server.chat import template_kwargs
 from weft.server.jobs import Server
+from weft.server.media import without_samples
 from weft.server.schemas import DetokenizeRequest, TokenizeRequest
 from weft.server.wire import to_json
 
@@ -27,13 +28,17 @@ async def tokenize(request: Request) -> Response:
         param = given[-1] if given else "prompt"
         text = f"{param}: exactly one of prompt, text and messages is needed"
         raise InvalidRequestError(text, param=param)
+    messages, media = None, []
+    if body.messages is not None:
+        messages, media = without_samples(await server.media.taken(body.messages))
     query = TextQuery(
         0,
         "tokenize",
         text=body.prompt if body.text is None else body.text,
-        messages=body.messages,
+        messages=messages,
         add_special_tokens=body.add_special_tokens is not False,
         template_kwargs=template_kwargs(body.add_generation_prompt, body.chat_template_kwargs),
+        media=media,
     )
     if body.messages is None and query.template_kwargs:
         raise InvalidRequestError("messages: a chat template's parameters need messages", param="messages")

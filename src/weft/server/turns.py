@@ -21,6 +21,7 @@ from weft.ipc.messages import End, TextDelta, TextQuery
 from weft.server import schemas
 from weft.server.conversations import Commit, Messages
 from weft.server.jobs import QUERY_LIMIT_S, Caller, Job, Options, Server
+from weft.server.media import without_samples
 from weft.server.params import sampling_params
 from weft.server.sessions import ID_HEADER, Session
 from weft.server.speech import Desk, Utterance
@@ -67,6 +68,7 @@ class Turn:
         self._conversation = self._conversations.begin(session_id, self, frame.epoch, server.client.retry_after_s)
         self._anew = self._to_clear = bool(frame.clear_kv_cache)
         self._messages: Messages = [] if self._anew else list(self._conversation.messages)
+        self._prompt: Messages = []  # the messages of a complete prefill, their media decoded
         self._size = 0
         self._voice: Float32s | None = None
         self._cached: int | None = None  # of the turn's first prefill; the later ones find it in the cache
@@ -87,6 +89,7 @@ class Turn:
         if self._size + size > self._server.settings.http.max_body_bytes:
             most = self._server.settings.http.max_body_bytes
             raise BodyTooLargeError(f"the prefills of this turn are over the limit of {most} bytes")
+        self._server.media.check(frame.messages)
         count = len(self._messages) + len(frame.messages)
         if not frame.messages and (self._size == 0 or frame.is_last_chunk is False):
             raise InvalidRequestError("messages: at least one message is needed", param="messages")
@@ -106,11 +109,12 @@ class Turn:
         if self._to_clear:
             await self._clear()
             self._to_clear = False
-        cached, prompt_tokens = await self._fill(self._messages[:count], last)
+        messages = await self._server.media.taken(self._messages[:count])
+        cached, prompt_tokens = await self._fill(messages, last)
         if prompt_tokens and self._cached is None:
             self._cached = cached
         if last:
-            self._prompt_tokens = prompt_tokens
+            self._prompt, self._prompt_tokens = messages, prompt_tokens
             self.state = PREFILLED
         return {
             "type": "prefill_done",
@@ -161,7 +165,8 @@ class Turn:
 
     async def _count(self, messages: Messages, last: bool) -> int:
         limit_s = self._server.settings.http.request_timeout_s
-        query = TextQuery(0, "tokenize", messages=messages, template_kwargs={} if last else _NO_MORE)
+        plain, media = without_samples(messages)
+        query = TextQuery(0, "tokenize", messages=plain, template_kwargs={} if last else _NO_MORE, media=media)
         try:
             async with asyncio.timeout(limit_s):
                 count: int = (await self._server.client.tokenize(query))["count"]
@@ -189,7 +194,7 @@ class Turn:
         body = schemas.Request(stream=True, timeout_s=frame.timeout_s, priority=frame.priority)
         options = Options(resume=resume)
         try:
-            job = self._start("generate", self._messages, body, params, options)
+            job = self._start("generate", self._prompt, body, params, options)
         except BaseException:
             if utterance is not None:
                 utterance.close()

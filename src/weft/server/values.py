@@ -17,6 +17,8 @@ import numpy as np
 from weft.core.errors import InvalidRequestError
 from weft.core.plan import Float32s
 from weft.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from weft.media.messages import with_parts
+from weft.media.parts import PART_TYPES
 
 MAX_PROMPTS = 256
 MAX_INPUTS = 2048  # of one request for embeddings; OpenAI's limit
@@ -35,7 +37,7 @@ _PUBLIC_ID = re.compile(r"(?:(?:chatcmpl|cmpl|gen)-)?([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt in exactly one of its three forms."""
+    """One prompt in exactly one of its three forms; in `messages` media are `MediaItem`s."""
 
     text: str | None = None
     token_ids: list[int] | None = None
@@ -175,7 +177,10 @@ def request_id(value: Any) -> int | None:
 
 
 def messages(value: Any) -> list[dict[str, Any]]:
-    """`messages`, with null fields left out and `developer` renamed to `system`, as templates know it."""
+    """`messages`, with null fields left out and `developer` renamed to `system`, as templates know it.
+
+    Images and sounds have become `MediaPart`s, well-formed but not decoded: `MediaDesk.taken` goes on with them.
+    """
     if not isinstance(value, list):
         refuse("messages", value, "a list of messages")
     if not value:
@@ -192,7 +197,7 @@ def messages(value: Any) -> list[dict[str, Any]]:
             refuse("messages", f"more than {MAX_PARTS} content parts", f"at most {MAX_PARTS}")
         if calls:
             free_values = _check_free(calls, f"{where}.tool_calls", free_values)
-    return [_normal(message) for message in value]
+    return with_parts([_normal(message) for message in value])
 
 
 def more_messages(value: Any) -> list[dict[str, Any]]:
@@ -257,11 +262,15 @@ def _check_content(content: Any, role: str, where: str) -> None:
     if isinstance(content, str) or (content is None and role == "assistant"):
         return
     if not isinstance(content, list):
-        refuse(where, content, "text or a list of text parts")
+        refuse(where, content, "text or a list of parts")
     for j, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in PART_TYPES:
+            if role != "user":
+                refuse(f"{where}[{j}].type", kind, "text; images and sound only in messages of the user")
+            continue  # its fields are checked where it is read
         if kind != "text":
-            refuse(f"{where}[{j}].type", kind, "text")
+            refuse(f"{where}[{j}].type", kind, ", ".join(("text", *PART_TYPES)))
         if not isinstance(part.get("text"), str) or len(part) != 2:
             refuse(f"{where}[{j}]", part, "type and text")
 

@@ -6,6 +6,7 @@ import hashlib
 import struct
 
 from weft.core.errors import WeftError
+from weft.core.media import MediaSpan
 from weft.core.plan import Int32s, StepPlan, StepResult
 from weft.core.request import Request
 from weft.core.sampling import SamplingParams
@@ -62,6 +63,7 @@ class Driver:
         session_ttl_s: float | None = None,
         adapter: int = 0,
         resume_ids: Int32s | None = None,
+        media: tuple[MediaSpan, ...] = (),
     ) -> Request | WeftError:
         """The request, or why it was refused."""
         arguments = {
@@ -72,6 +74,7 @@ class Driver:
             "session_ttl_s": session_ttl_s,
             "adapter": adapter,
             "resume_ids": resume_ids,
+            "media": media,
         }
         if self._recorder is not None:
             self._recorder.add(self.now_s, request_id, prompt_ids, params, **arguments)  # type: ignore[arg-type]

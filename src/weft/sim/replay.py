@@ -110,6 +110,7 @@ class Replay:
             session_ttl_s=event.ttl,
             adapter=event.adapter,
             resume_ids=event.resume_ids(),
+            media=event.spans(),
         )
         if not isinstance(outcome, Request):
             self._refusal = (event.id, outcome)

@@ -26,8 +26,8 @@ import numpy as np
 
 from weft.core.errors import EngineError
 from weft.core.plan import Float32s
+from weft.media.resample import resampled
 from weft.speech.base import SAMPLE_RATE, Facts, Synthesizer
-from weft.speech.resample import resampled
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from weft.core.errors import InvalidRequestError
 from weft.core.plan import Float32s
+from weft.media.resample import resampled
 from weft.speech.base import SAMPLE_RATE, Synthesizer
 from weft.speech.clauses import ClauseCutter
-from weft.speech.resample import resampled
 
 _SHOWN = 150
 """Voices that an error lists."""

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from weft.core.errors import InvalidRequestError
+from weft.core.media import MODALITIES
 
 
 class ContentForm(Enum):
@@ -23,8 +24,10 @@ def normalize_messages(
 ) -> list[dict[str, Any]]:
     """Copies of the messages with `content` in the form that `content_form(role)` asks for.
 
-    Text parts that must become one string are joined by newlines, as vLLM does. `tool_calls[].function.arguments`,
-    JSON text in OpenAI's API, becomes the object that templates expect. Errors: `InvalidRequestError` naming the field.
+    Text parts that must become one string are joined by newlines, as vLLM does; {"type": "image"} and {"type": "audio"}
+    then have no place and are refused, else they go on to the template, in Hugging Face's form.
+    `tool_calls[].function.arguments`, JSON text in OpenAI's API, becomes the object that templates expect. Errors:
+    `InvalidRequestError` naming the field.
     """
     if not messages:
         raise InvalidRequestError("messages: at least one message is needed", param="messages")
@@ -44,11 +47,12 @@ def _normalize(index: int, message: Mapping[str, Any], content_form: Callable[[s
         if content_form(role) is ContentForm.PARTS:
             result["content"] = [{"type": "text", "text": content}]
     elif isinstance(content, (list, tuple)):
-        texts = [_part_text(part, f"{where}.content[{n}]") for n, part in enumerate(content)]
+        parts = [_part(part, f"{where}.content[{n}]") for n, part in enumerate(content)]
         if content_form(role) is ContentForm.TEXT:
-            result["content"] = "\n".join(texts)
+            _check_only_text(parts, f"{where}.content")
+            result["content"] = "\n".join(part["text"] for part in parts)
         else:
-            result["content"] = [{"type": "text", "text": text} for text in texts]
+            result["content"] = parts
     elif content is not None:
         field = f"{where}.content"
         raise InvalidRequestError(f"{field}: must be a string or a list of parts", param=field)
@@ -57,8 +61,11 @@ def _normalize(index: int, message: Mapping[str, Any], content_form: Callable[[s
     return result
 
 
-def _part_text(part: Any, where: str) -> str:
+def _part(part: Any, where: str) -> dict[str, Any]:
+    """A copy of a text part, or of the placeholder of an image or a sound, which is its type and nothing else."""
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if isinstance(part, Mapping) and kind in MODALITIES and len(part) == 1:
+        return {"type": kind}
     if not isinstance(part, Mapping) or kind != "text":
         raise InvalidRequestError(
             f"{where}.type: {kind!r} is not supported, only 'text' is",
@@ -68,7 +75,17 @@ def _part_text(part: Any, where: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.text: must be a string", param=f"{where}.text")
-    return text
+    return {"type": "text", "text": text}
+
+
+def _check_only_text(parts: list[dict[str, Any]], where: str) -> None:
+    for n, part in enumerate(parts):
+        if part["type"] != "text":
+            raise InvalidRequestError(
+                f"{where}[{n}]: {part['type']!r} has no place in this model's chat template, which takes text only",
+                param=f"{where}[{n}]",
+                code="unsupported_content",
+            )
 
 
 def _tool_calls(calls: Any, where: str) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,13 @@ from weft.backends.base import Geometry, Progress
 from weft.backends.fake.cells import FakeCells
 from weft.backends.steps import Cancellation, TokenPool
 from weft.core.errors import EngineError, SettingsError
-from weft.core.plan import Float32s, Int32s, SamplingRow, StepPlan, StepResult, TokenLogprobs, UInt64s
+from weft.core.media import Modality
+from weft.core.plan import Float32s, Int32s, MediaRun, SamplingRow, StepPlan, StepResult, TokenLogprobs, UInt64s
 from weft.core.vectors import normalised
+from weft.media.hashing import media_digest
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MEDIA_TOKENS = 6
 FAULTS = ("raise_on_token", "nan_on_token", "exit_on_token", "hang_on_token")
 
 
@@ -37,6 +40,13 @@ def kv_values(tokens: Int32s, positions: Int32s, adapter: int = 0) -> UInt64s:
     """uint64 [T], what the fake stores for each token at its position, with this adapter."""
     places = positions.astype(np.uint64) | np.uint64(adapter << 24)
     return mix((places << np.uint64(32)) | tokens.astype(np.uint64))
+
+
+def media_values(run: MediaRun) -> UInt64s:
+    """uint64 [run.count], what the fake sees of a medium in each of its tokens: something of all samples."""
+    seen = np.frombuffer(media_digest(run.medium.kind, run.medium.samples)[:8], dtype="<u8")
+    with np.errstate(over="ignore"):
+        return mix(seen + np.arange(run.start, run.start + run.count, dtype=np.uint64))
 
 
 def next_token(history: UInt64s, vocab: int, *, seed: int = 0, index: int = 0, banned: tuple[int, ...] = ()) -> int:
@@ -72,6 +82,7 @@ class FakeBackend:
         tokens_per_s: new tokens computed a second; None: no waiting.
         faults: any of `FAULTS` -> token id: a row that computes this token fails the step, fails alone, kills the
             process, or hangs the step.
+        modalities: of media that it takes; `MEDIA_TOKENS` tokens stand for each.
         embeddings: dimensions of the vectors that it makes, instead of tokens; None: tokens.
         num_sequences: stores KV under so many sequence ids, as llama.cpp does; None: in slots.
         shares_prefixes: with sequences; False: a sequence has one state, as with recurrent layers.
@@ -89,6 +100,7 @@ class FakeBackend:
         eos_token_ids: tuple[int, ...] = (),
         tokens_per_s: float | None = None,
         faults: Mapping[str, Any] | None = None,
+        modalities: Collection[Modality] = (),
         embeddings: int | None = None,
         num_sequences: int | None = None,
         shares_prefixes: bool = True,
@@ -106,6 +118,7 @@ class FakeBackend:
             shares_prefixes=shares_prefixes,
             dimensions=embeddings,
         )
+        self.features = self.features | frozenset(modalities)
         if embeddings is not None:
             self.features = frozenset({"embeddings"})
         self.cells: FakeCells | None = None
@@ -143,7 +156,10 @@ class FakeBackend:
             self._let_pass(plan.step, plan.num_tokens / self._tokens_per_s)
         self._pool.resolve(plan)
         errors = self._provoked_errors(plan)
-        errors.update(self._store(plan, kv_values(plan.token_ids, plan.positions, plan.adapter)))
+        values = kv_values(plan.token_ids, plan.positions, plan.adapter)
+        for run in plan.media:
+            values[run.first : run.first + run.count] ^= media_values(run)
+        errors.update(self._store(plan, values))
         tokens = np.full(plan.num_rows, -1, dtype=np.int32)
         result = StepResult(tokens, errors=errors)
         for sampling in plan.sampling:

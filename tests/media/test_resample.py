@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.speech.resample import resampled
+from weft.media.resample import resampled
 
 
 def sine(frequency: float, rate: int, seconds: float = 0.5) -> np.ndarray:
