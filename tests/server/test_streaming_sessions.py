@@ -369,6 +369,18 @@ async def test_a_full_queue_leaves_the_prefill(engine: FakeEngineClient) -> None
     assert (await socket.until("done"))[-1]["finish_reason"] == "stop"
 
 
+async def test_what_the_engine_refuses_leaves_the_prefill(app: FastAPI, engine: FakeEngineClient) -> None:
+    refusal = failed(400, "too long", state="rejected", param="max_new_tokens", code="context_length_exceeded")
+    engine.behaviour = talks(says("", end=refusal))
+    socket = await Socket(app).open()
+    await socket.prefill("hi")
+    socket.send("generate", max_new_tokens=1000)
+    assert await error_of(socket) == ("context_length_exceeded", "max_new_tokens")
+    engine.behaviour = talks(says("ok"))
+    socket.send("generate")
+    assert (await socket.until("done"))[-1]["message_count"] == 2
+
+
 async def test_abort_ends_a_turn_with_an_error(app: FastAPI, engine: FakeEngineClient) -> None:
     socket = await Socket(app).open()
     request_id = await generating(engine, socket)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -82,7 +82,7 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Conversation]:
         return iter(list(self._all.values()))
 
     def get(self, session_id: str) -> Conversation | None:

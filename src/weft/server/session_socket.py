@@ -229,6 +229,8 @@ class SessionSocket:
             frame = await step()
         except WeftError as error:
             frame = error_frame(error)
+            if turn.state == PREFILLED:  # it stands
+                return frame
         except ClientGone:
             raise
         except Exception as error:

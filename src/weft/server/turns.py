@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from weft.core.errors import BodyTooLargeError, DeadlineError, InvalidRequestError, WeftError
+from weft.core.errors import BodyTooLargeError, DeadlineError, InvalidRequestError, QueueFullError, WeftError
 from weft.core.plan import Float32s
 from weft.core.sampling import SamplingParams
 from weft.ipc.messages import End, TextDelta, TextQuery
@@ -205,10 +205,18 @@ class Turn:
         self.state = GENERATING
 
     async def answer(self) -> Frame:
-        """Sends the answer; returns `done`, still to be sent, when the conversation has it. Raises WeftError."""
+        """Sends the answer; returns `done`, still to be sent, when the conversation has it. Raises WeftError.
+
+        What was refused before anything was sent leaves the prefill, as a wrong `generate` does.
+        """
         answer = self._answer
         assert answer is not None
-        await answer.run()
+        try:
+            await answer.run()
+        except (InvalidRequestError, QueueFullError):
+            if not answer.begun:
+                self._answer, self.state = None, PREFILLED
+            raise
         messages = [*self._messages, {"role": "assistant", "content": answer.text}]
         self.committed = self._conversations.commit(self._conversation, messages)
         self.over = True
@@ -313,6 +321,11 @@ class _Answer:
         self._chunks = 0
         self._final_sent = False
         self._sending = asyncio.Lock()
+
+    @property
+    def begun(self) -> bool:
+        """Something was sent."""
+        return self._chunks > 0
 
     def stop(self) -> bool:
         if self.stopped or self._final_sent:
