@@ -1,7 +1,7 @@
 """The answer of a streaming session's turn on its way to the client: chunks of text and of audio.
 
 Invariants: chunks are numbered in the order in which they are sent; the last one, and no other, is final; text is sent
-as it comes, and never waits for audio, which has a task of its own; what fails in speech ends the audio, not the answer.
+as it comes, and never waits for audio, which has a task of its own; failing speech ends the audio, not the answer.
 """
 
 from __future__ import annotations
