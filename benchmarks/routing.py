@@ -5,9 +5,9 @@
 Each chat has a system prompt of its own and waits for an answer before its next turn. Round-robin sends each request to
 the next worker, straight, without a process in between, which favours it. The gateway knows no more than what a
 request says: chats go over /v1/chat/completions without a session id ("prefix"), or over WebSockets ("sessions").
-Workers, prompts and answers are the same; caches are emptied before each run, and modes take turns within a round. Greedy
-answers must be equal in all modes. The clock of a turn runs from the send to the first text; the first turns, which no
-cache can help, are listed apart.
+Workers, prompts and answers are the same; caches are emptied before each run, and modes take turns within a round.
+Greedy answers must be equal in all modes. The clock of a turn runs from the send to the first text; first turns, which
+no cache can help, are listed apart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,23 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.launch.gateway import GatewayUnderTest
 
 Messages = list[dict[str, str]]
-WORDS = "loom thread river stone amber cloud winter garden silver mountain paper window harbour lantern orchard".split()
+WORDS = [
+    "loom",
+    "thread",
+    "river",
+    "stone",
+    "amber",
+    "cloud",
+    "winter",
+    "garden",
+    "silver",
+    "mountain",
+    "paper",
+    "window",
+    "harbour",
+    "lantern",
+    "orchard",
+]
 
 
 def system_prompt(chat: int, words: int) -> str:

@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tests.gateway.conftest import user
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from tests.gateway.conftest import Client, user
 from tests.gateway.scripted import ScriptedWorker, answer_to
 
 
@@ -432,3 +436,52 @@ async def test_ending_a_session_by_the_clients_own_id(gateway_of: Callable[..., 
         messages.append(user("b"))
         _, route = await client.turn(messages)
         assert route["reason"] == "empty"
+
+
+async def test_keys_and_origins_of_websockets(gateway_of: Callable[..., Any]) -> None:
+    """As on a worker: a header or a subprotocol; and no page of another server."""
+    async with gateway_of([ScriptedWorker()], http_api_keys=("secret",)) as it:
+        url = f"ws{it.url[4:]}/ws/streaming/s"
+        for headers, protocols, status in (
+            ({}, None, 401),
+            ({"Authorization": "Bearer wrong"}, None, 401),
+            ({}, ["weft", "weft-api-key.wrong"], 401),
+            ({"Authorization": "Bearer secret", "Origin": "http://evil.example"}, None, 403),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(url, additional_headers=headers, subprotocols=protocols, proxy=None)
+            assert refused.value.response.status_code == status
+        own = {"Authorization": "Bearer secret", "Origin": it.url}
+        for headers, protocols in ((own, None), ({}, ["weft", "weft-api-key.secret"])):
+            async with connect(url, additional_headers=headers, subprotocols=protocols, proxy=None) as ws:
+                assert (await Client(ws).turn([user("a")]))[0] == answer_to([user("a")])
+                assert ws.subprotocol == ("weft" if protocols else None)
+
+
+async def test_draining_waits_for_turns(gateway_of: Callable[..., Any]) -> None:
+    worker = ScriptedWorker()
+    worker.hold(1)
+    async with gateway_of([worker]) as it:
+        idle, busy = await it.client("idle"), await it.client("busy")
+        await busy.prefill([user("a")])
+        await busy.send("generate")
+        await busy.next("chunk")
+        draining = asyncio.create_task(it.gateway.drain())
+        await idle.ws.wait_closed()
+        assert idle.ws.close_code == 1001 and not draining.done()
+        await busy.send("prefill", messages=[user("b")])
+        worker.go(5)
+        text, done = await busy.rest() if (await busy.next())["type"] == "error" else ("", {})
+        assert done["stopped"] is False
+        await draining
+        await busy.ws.wait_closed()
+        assert busy.ws.close_code == 1001
+
+
+async def test_prefills_without_end_are_bounded(gateway_of: Callable[..., Any]) -> None:
+    async with gateway_of([ScriptedWorker()], http_max_body_bytes=2000) as it:
+        client = await it.client()
+        await client.prefill([user("x" * 1500)], is_last_chunk=False)
+        await client.send("prefill", messages=[user("x" * 1500)], is_last_chunk=False)
+        assert (await client.next())["code"] == "body_too_large"
+        assert (await client.turn([user("a")]))[0] == answer_to([user("a")])

@@ -40,6 +40,14 @@ class AuthenticationError(WeftError):
     default_code = "invalid_api_key"
 
 
+class ForeignOriginError(WeftError):
+    """A page of another server may not do this."""
+
+    http_status = 403
+    error_type = "permission_error"
+    default_code = "foreign_origin"
+
+
 class NotFoundError(WeftError):
     """No such model, request or session."""
 

@@ -46,9 +46,9 @@ class Gateway:
         headers = [(b"authorization", b"Bearer " + keys[0].encode())] if keys else []
         self.health = Health(self.pool, gateway.health_interval_s, headers)
         self.proxy = Proxy(self.pool, self.health, settings)
-        self.sessions = Sessions(self.proxy)
-        self.admin = Admin(self.pool, self.health, self.proxy, self.sessions)
         self.gate = Gate()
+        self.sessions = Sessions(self.proxy, self.gate)
+        self.admin = Admin(self.pool, self.health, self.proxy, self.sessions)
         self._timer: asyncio.Task[None] | None = None
         self.app: ASGIApp = self._app(settings)
 

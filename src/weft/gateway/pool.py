@@ -20,7 +20,7 @@ from typing import Any
 from weft.core.errors import CancelledError, NotFoundError, QueueFullError, UnavailableError, WeftError
 from weft.gateway.estimates import TurnTimes
 from weft.gateway.routing import Choice, Wanted, choose
-from weft.gateway.workers import STATES, Place, Worker
+from weft.gateway.workers import PATIENCE_S, STATES, Place, Worker
 
 log = logging.getLogger("weft.gateway")
 
@@ -141,7 +141,7 @@ class Pool:
 
     def missed(self, worker: Worker, reason: str, *, refused: bool) -> None:
         """A worker has not."""
-        worker.missed(reason, refused=refused)
+        worker.missed(reason, self.clock(), refused=refused)
         self.changed.set()
         self.settle()
 
@@ -151,7 +151,7 @@ class Pool:
         worker.failed(reason, self.clock())
         worker.lacks(lease.wanted.digests)
         if lost:
-            worker.lost(reason)
+            worker.lost(reason, self.clock())
         log.warning("worker %s failed a request: %s", worker.name, reason)
         self.check_now(worker)
         self.changed.set()
@@ -283,8 +283,10 @@ class Pool:
         """How long until time alone may change something: a lease has to be taken back, or a worker has rested."""
         now = self.clock()
         oldest = min((lease.touched_s for lease in self.leases), default=now)
-        rested = [worker.rests_until_s for worker in self.workers.values() if worker.rests_until_s > now]
-        return max(0.05, min([oldest + self._lease_s, *rested]) - now)
+        workers = self.workers.values()
+        rested = [worker.rests_until_s for worker in workers if worker.rests_until_s > now]
+        given_up = [worker.troubled_s + PATIENCE_S for worker in workers if worker.troubled_s is not None]
+        return max(0.05, min([oldest + self._lease_s, *rested, *(at for at in given_up if at > now)]) - now)
 
     # ---- insides ----------------------------------------------------------------------------------------------
 
@@ -322,10 +324,7 @@ class Pool:
     def _check_hope(self) -> None:
         """Raises UnavailableError when no worker takes work, or will soon."""
         now = self.clock()
-        if any(worker.state(now) in ("idle", "busy", "loading") for worker in self.workers.values()):
-            return
-        resting = [w for w in self.workers.values() if w.reachable and w.ready and now < w.rests_until_s]
-        if resting:
+        if any(worker.may_return(now) for worker in self.workers.values()):
             return
         states = ", ".join(f"{worker.name} {worker.state(now)}" for worker in self.workers.values())
         raise UnavailableError(f"no worker is available ({states or 'none is known'})", code="no_worker")

@@ -63,6 +63,7 @@ class Proxy:
         self.health = health
         self.retries = settings.gateway.retries
         self.max_queue_size = settings.gateway.max_queue_size
+        self.max_body_bytes = settings.http.max_body_bytes
         self.keep_alive_s = settings.http.sse_keep_alive_s
         self.queue_timeout_s = settings.http.queue_timeout_s
         keys = settings.http.api_keys
@@ -179,6 +180,7 @@ class _Request:
         self._lease: Lease | None = None
         self._working: asyncio.Task[None] | None = None
         self._aborted = False
+        self._cut = False
         self._begun = False  # the client has seen some of the answer
         self._tokens: list[int] = []
         self._created: int | None = None
@@ -227,7 +229,7 @@ class _Request:
                 reason = f"worker {lease.worker.name}: {error}"
             finally:
                 lease.release(ok=False)
-            if self._begun and not self._asked.continued:
+            if self._cut or (self._begun and not self._asked.continued):
                 raise UnavailableError(f"{reason}; this answer cannot be continued", code="worker_failed")
             if attempt < self._proxy.retries:
                 self._pool.retries += 1
@@ -300,7 +302,10 @@ class _Request:
             data = await exchange.read_all(SMALL_ANSWER_BYTES)  # an error, and the headers have left
             await self._out.data(b"event: error\ndata: " + data + b"\n\n", last=True)
         else:
-            await _pass_back(exchange, self._out, extra)
+            try:
+                await _pass_back(exchange, self._out, extra)
+            finally:
+                self._cut = self._out.started  # should it break off now, there is no way to go on
         ok = exchange.status == 200
         if ok or exchange.status < 500:
             lease.worker.succeeded()

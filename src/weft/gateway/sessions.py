@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from weft.core.errors import InvalidRequestError, NotFoundError, QueueFullError, WeftError
+from weft.core.errors import BodyTooLargeError, InvalidRequestError, NotFoundError, QueueFullError, WeftError
 from weft.gateway.history import Messages
 from weft.gateway.proxy import Proxy
 from weft.gateway.turn import Turn, TurnError
 from weft.gateway.workers import Place, Worker
+from weft.web.edge import Gate
 from weft.web.errors import internal_error, log
 
 Frame = dict[str, Any]
@@ -33,8 +34,10 @@ _PREFILL_FIELDS = frozenset({"messages", "clear_kv_cache", "is_last_chunk", "tts
 class Sessions:
     """All session connections of a gateway; `app.state.sessions`."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy, gate: Gate) -> None:
+        """`gate` counts the turns, so that a drain waits for them."""
         self._proxy = proxy
+        self._gate = gate
         self._open: dict[SessionSocket, None] = {}
         self._kept: OrderedDict[str, tuple[Worker, Place]] = OrderedDict()
 
@@ -44,7 +47,7 @@ class Sessions:
         return sum(socket.turn is not None for socket in self._open)
 
     async def endpoint(self, ws: WebSocket) -> None:
-        socket = SessionSocket(self._proxy, ws, self.keep)
+        socket = SessionSocket(self._proxy, self._gate, ws, self.keep)
         self._open[socket] = None
         try:
             await socket.run()
@@ -84,15 +87,19 @@ class Sessions:
 class SessionSocket:
     """One client's connection. See the module's docstring."""
 
-    def __init__(self, proxy: Proxy, ws: WebSocket, keep: Callable[[str, tuple[Worker, Place]], None]) -> None:
+    def __init__(
+        self, proxy: Proxy, gate: Gate, ws: WebSocket, keep: Callable[[str, tuple[Worker, Place]], None]
+    ) -> None:
         self.session_id: str = ws.path_params["session_id"]
         self.turn: Turn | None = None
         self._proxy = proxy
+        self._gate = gate
         self._ws = ws
         self._keep = keep
         self._sending = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._messages: Messages = []
+        self._collected = 0
         self._closed = False
 
     async def run(self) -> None:
@@ -108,7 +115,7 @@ class SessionSocket:
                 if message["type"] == "websocket.disconnect":
                     return
                 try:
-                    if not await self._take(_frame_of(message)):
+                    if not await self._take(_frame_of(message), len(message["text"])):
                         await self.close(1000)
                         return
                 except WeftError as error:
@@ -127,11 +134,11 @@ class SessionSocket:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await self._ws.close(code)
 
-    async def _take(self, frame: Frame) -> bool:
-        """Does what a frame says; False when it says that this is the end."""
+    async def _take(self, frame: Frame, size: int) -> bool:
+        """Does what a frame of so many characters says; False when it says that this is the end."""
         match frame["type"]:
             case "prefill":
-                self._prefill(frame)
+                self._prefill(frame, size)
                 if self.turn is None:  # more messages follow
                     count = len(self._messages)
                     none = {"cached_tokens": 0, "input_tokens": 0, "message_count": count, "epoch": None}
@@ -150,7 +157,7 @@ class SessionSocket:
                 raise _wrong("unknown_type", text)
         return True
 
-    def _prefill(self, frame: Frame) -> None:
+    def _prefill(self, frame: Frame, size: int) -> None:
         if self.turn is not None:
             if self.turn.generating:
                 raise _wrong("wrong_order", "prefill: this session's turn is still being answered")
@@ -167,17 +174,28 @@ class SessionSocket:
                     f"{name}: {frame[name]!r:.80} is not allowed (allowed: a boolean)", param=name
                 )
         self._messages += messages
+        self._collected += size
+        if self._collected > self._proxy.max_body_bytes:
+            self._messages, self._collected = [], 0
+            limit = self._proxy.max_body_bytes
+            raise BodyTooLargeError(f"messages: those of all prefills of this turn are over the limit of {limit} bytes")
         if not last:
             return
         if not self._messages:
             raise InvalidRequestError("messages: at least one message is needed", param="messages")
-        whole, self._messages = self._messages, []
+        whole, self._messages, self._collected = self._messages, [], 0
         fields = {name: value for name, value in frame.items() if name not in ("messages", "is_last_chunk")}
         self.turn = Turn(self._proxy, self._send, fields, whole)
         self._task = asyncio.create_task(self._carry(self.turn))
 
     async def _carry(self, turn: Turn) -> None:
         """Carries a turn to its end. Its last frame leaves when the next turn may come."""
+        with self._gate:
+            await self._carried(turn)
+        if self._proxy.draining:
+            await self.close(GOING_AWAY)
+
+    async def _carried(self, turn: Turn) -> None:
         frame: Frame | None = None
         try:
             frame = await turn.run()
@@ -198,8 +216,6 @@ class SessionSocket:
         if frame is not None:
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):
                 await self._send(frame)
-        if self._proxy.draining:
-            await self.close(GOING_AWAY)
 
     async def _end_turn(self) -> None:
         if self._task is not None:

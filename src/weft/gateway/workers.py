@@ -29,6 +29,9 @@ _DEFAULT_PREFILL_TOKENS_PER_S = 1000.0
 _DEFAULT_TOKENS_PER_CHAR = 0.3
 _MAX_OWN_PREFIXES = 8192
 
+PATIENCE_S = 10.0
+"""So long somebody may wait for a worker that has broken off and not been heard since, where there is no other."""
+
 
 @dataclass(eq=False, slots=True)
 class Place:
@@ -67,6 +70,7 @@ class Worker:
     draining: bool = False
     reachable: bool = True
     missed_checks: int = 0
+    troubled_s: float | None = None
     failures: int = 0
     failures_total: int = 0
     requests_total: int = 0
@@ -101,6 +105,16 @@ class Worker:
         """Whether it takes work at all."""
         return self.state(now_s) in ("idle", "busy")
 
+    def may_return(self, now_s: float) -> bool:
+        """Whether it is worth waiting for: it works, starts, rests, or has been silent for a short while only."""
+        if self.state(now_s) in ("idle", "busy", "loading"):
+            return True
+        if not self.reachable or self.draining:
+            return False
+        if self.troubled_s is not None:
+            return now_s - self.troubled_s < PATIENCE_S
+        return self.ready and now_s < self.rests_until_s
+
     def room(self, now_s: float, *, turn: bool) -> int:
         """How many more requests, or sessions' turns, it takes now. After failures it is tried with one at a time.
 
@@ -127,6 +141,7 @@ class Worker:
             self.failures, self.rests_until_s = 0, 0.0
             self.boot_id = facts["boot_id"]
         self.reachable, self.missed_checks, self.starting = True, 0, False
+        self.troubled_s = None
         self.model = facts["model"]
         self.ready, self.draining = bool(facts["ready"]), bool(facts["draining"])
         if self.ready and not self.was_ready:
@@ -138,9 +153,10 @@ class Worker:
         self._reported = frozenset(facts["prefixes"])
         self._own.clear()
 
-    def missed(self, reason: str, *, refused: bool) -> None:
+    def missed(self, reason: str, now_s: float, *, refused: bool) -> None:
         """It has not answered a health check; `refused`: it cannot be reached at all."""
         self.missed_checks += 1
+        self.troubled_s = self.troubled_s or now_s
         self.last_error = reason
         if refused:
             self.reachable = False
@@ -154,8 +170,9 @@ class Worker:
         if more > 0:
             self.rests_until_s = now_s + min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(more - 1, 16))
 
-    def lost(self, reason: str) -> None:
+    def lost(self, reason: str, now_s: float) -> None:
         """It has died, as its process or a cut connection says: out until it answers a health check again."""
+        self.troubled_s = self.troubled_s or now_s
         self.missed_checks = max(self.missed_checks, MISSED_CHECKS)
         self.last_error = reason
 

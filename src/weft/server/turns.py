@@ -3,34 +3,29 @@
 Invariants: every prompt is the chat template over the whole conversation, tokenized whole, so that what the cache holds
 decides how much is computed and never what is said; the conversation changes once, by the commit of a turn that was
 answered or stopped, and then holds the assistant's text exactly as it was sent. Whatever else ends a turn leaves the
-conversation as it was. Chunks are numbered in the order in which they are sent; the last one, and no other, is final.
+conversation as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 from weft.core.errors import BodyTooLargeError, DeadlineError, InvalidRequestError, QueueFullError, WeftError
 from weft.core.plan import Float32s
 from weft.core.sampling import SamplingParams
-from weft.ipc.messages import End, TextDelta, TextQuery
+from weft.ipc.messages import TextQuery
 from weft.server import schemas
 from weft.server.conversations import Commit, Messages
 from weft.server.jobs import QUERY_LIMIT_S, Caller, Job, Options, Server
 from weft.server.media import without_samples
 from weft.server.params import sampling_params
+from weft.server.session_answer import Answer, Frame, Send
 from weft.server.sessions import ID_HEADER, Session
 from weft.server.speech import Desk, Utterance
 from weft.server.values import MAX_MESSAGES, Prompt
 
-Frame = dict[str, Any]
-Send = Callable[[Frame], Awaitable[None]]
-
-AUDIO_RATE = 24_000
 PREFILLING, PREFILLED, GENERATING = "prefilling", "prefilled", "generating"
 
 _ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0.0)
@@ -73,7 +68,7 @@ class Turn:
         self._voice: Float32s | None = None
         self._cached: int | None = None  # of the turn's first prefill; the later ones find it in the cache
         self._prompt_tokens = 0
-        self._answer: _Answer | None = None
+        self._answer: Answer | None = None
         self._job: Job | None = None
 
     # ---- prefill ----------------------------------------------------------------------------------------------
@@ -199,9 +194,8 @@ class Turn:
             if utterance is not None:
                 utterance.close()
             raise
-        self._answer = _Answer(
-            job, utterance, self._send, bool(frame.return_token_ids), text, len(resume.token_ids) if resume else 0
-        )
+        resumed = 0 if resume is None else len(resume.token_ids)
+        self._answer = Answer(job, utterance, self._send, bool(frame.return_token_ids), text, resumed)
         self.state = GENERATING
 
     async def answer(self) -> Frame:
@@ -296,130 +290,3 @@ class Turn:
         """Its client never heard that it was done: takes the commit back."""
         if self.committed is not None:
             self._conversations.undo(self.committed)
-
-
-class _Answer:
-    """An answer on its way to the client: text as it comes, and audio in a task of its own, for which no text waits.
-
-    Attributes:
-        text: what was sent, with that of the resumed part.
-        generated: tokens of it.
-    """
-
-    def __init__(
-        self, job: Job, utterance: Utterance | None, send: Send, with_ids: bool, text: str, num_resumed: int
-    ) -> None:
-        self.begun_s = time.monotonic()
-        self.text = text
-        self.generated = num_resumed
-        self.finish_reason = "abort"
-        self.stopped = False
-        self._job = job
-        self._utterance = utterance
-        self._send = send
-        self._with_ids = with_ids
-        self._chunks = 0
-        self._final_sent = False
-        self._sending = asyncio.Lock()
-
-    @property
-    def begun(self) -> bool:
-        """Something was sent."""
-        return self._chunks > 0
-
-    def stop(self) -> bool:
-        if self.stopped or self._final_sent:
-            return False
-        self.stopped = True
-        self.finish_reason = "abort"
-        self._job.succeeded()
-        self.close()
-        return True
-
-    def close(self) -> None:
-        self._job.close()
-        if self._utterance is not None:
-            self._utterance.close()
-
-    async def run(self) -> None:
-        """Sends all chunks. Raises the WeftError that ended the text."""
-        speaking = None if self._utterance is None else asyncio.ensure_future(self._speak(self._utterance))
-        try:
-            await self._say()
-            if self._utterance is not None and speaking is not None:
-                self._utterance.finish()
-                await speaking
-            if not self._final_sent:
-                await self._chunk(final=True)
-            self._job.succeeded()
-        except WeftError as error:
-            self._job.failed(error)
-            raise
-        finally:
-            self.close()
-            if speaking is not None:
-                speaking.cancel()
-                await asyncio.gather(speaking, return_exceptions=True)
-
-    async def _say(self) -> None:
-        while deltas := await self._job.generation.take():
-            if self.stopped:
-                return
-            self._job.streamed(deltas)
-            for delta in deltas:
-                self._job.index(delta)
-                await self._send_text(delta)
-
-    async def _send_text(self, delta: TextDelta) -> None:
-        if self.stopped:
-            return
-        if delta.end is not None:
-            self._ended(delta.end)
-        else:
-            self.generated += len(delta.token_ids)
-        final = delta.end is not None and self._utterance is None
-        if delta.text and self._utterance is not None:
-            self._utterance.push(delta.text)
-        if delta.text or final or (self._with_ids and delta.token_ids):
-            await self._chunk(delta, final=final)
-
-    def _ended(self, end: End) -> None:
-        self.generated = end.completion_tokens
-        self.finish_reason = end.finish_reason or "stop"
-
-    async def _speak(self, utterance: Utterance) -> None:
-        """Sends what is said. A voice that fails ends the audio, not the answer."""
-        try:
-            while (samples := await utterance.next()) is not None:
-                await self._chunk(samples=samples)
-        except WeftError as error:
-            if not self.stopped:
-                message = f"the answer goes on without audio: {error.message}"
-                await self._send({"type": "error", "code": "speech_failed", "message": message})
-
-    async def _chunk(
-        self, delta: TextDelta | None = None, samples: Float32s | None = None, *, final: bool = False
-    ) -> None:
-        async with self._sending:
-            if self.stopped and not final:  # while this one waited for its turn
-                return
-            self._final_sent = self._final_sent or final
-            if delta is not None:
-                self.text += delta.text
-            frame = {
-                "type": "chunk",
-                "chunk_index": self._chunks,
-                "text_delta": None if delta is None else delta.text or None,
-                "audio_data": None,
-                "audio_sample_rate": None,
-                "duration_ms": None,
-                "is_final": final,
-            }
-            if samples is not None:
-                frame["audio_data"] = base64.b64encode(samples.astype("<f4", copy=False).tobytes()).decode()
-                frame["audio_sample_rate"] = AUDIO_RATE
-                frame["duration_ms"] = round(1000 * len(samples) / AUDIO_RATE, 3)
-            if self._with_ids and delta is not None:
-                frame["token_ids"] = delta.token_ids
-            self._chunks += 1
-            await self._send(frame)

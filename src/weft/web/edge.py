@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weft.core.errors import AuthenticationError, BodyTooLargeError, WeftError
+from weft.core.errors import AuthenticationError, BodyTooLargeError, ForeignOriginError, WeftError
 from weft.web import console
 from weft.web.errors import error_response, internal_error, log
 from weft.web.gone import ClientGone
@@ -36,6 +36,11 @@ REQUEST_ID = "weft.request_id"
 
 SHOWN_ID = "weft.shown_id"
 """Key of the id that a gateway has given the request; clients see this one, where there is one."""
+
+
+def _is_own_page(origin: bytes | None, host: bytes) -> bool:
+    """Whether a WebSocket comes from a page of this server, or from no page at all."""
+    return origin is None or origin.partition(b"://")[2].lower() == host.lower()
 
 
 class Gate:
@@ -108,20 +113,30 @@ class Edge:
             raise self.too_large(f"{length} bytes")
 
     async def _upgrade(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a WebSocket through whose key is right: an HTTP header or, from a browser, a subprotocol."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        """Lets a WebSocket through whose key is right: an HTTP header or, from a browser, a subprotocol.
+
+        A browser lets any page open one to any server, unlike other requests; it says which page, in `Origin`. Only a
+        page of this server's own may.
+        """
+        headers = dict(scope["headers"])
         asked = [name.encode(errors="replace") for name in scope.get("subprotocols") or ()]
         keys = [name.removeprefix(KEY_PROTOCOL) for name in asked if name.startswith(KEY_PROTOCOL)]
-        if not self._keys or self._knows(given) or any([self._is_key(key) for key in keys]):
+        error: WeftError
+        if not _is_own_page(headers.get(b"origin"), headers.get(b"host", b"")):
+            error = ForeignOriginError(f"Origin: {headers[b'origin']!r:.200} is not a page of this server")
+        elif not self._keys or self._knows(headers.get(b"authorization")) or any([self._is_key(key) for key in keys]):
             await self.app(scope, receive, send)
             return
-        error = AuthenticationError(
-            "a valid API key is needed: send 'Authorization: Bearer KEY', or the subprotocols 'weft, weft-api-key.KEY'"
-        )
+        else:
+            error = AuthenticationError(
+                "a valid API key is needed: send 'Authorization: Bearer KEY', or the subprotocols"
+                " 'weft, weft-api-key.KEY'"
+            )
         self.on_refusal(scope["path"], error)
         await receive()  # websocket.connect
         if "websocket.http.response" in (scope.get("extensions") or {}):
-            await error_response(error, headers=_CHALLENGE)(scope, receive, send)
+            challenge = _CHALLENGE if isinstance(error, AuthenticationError) else None
+            await error_response(error, headers=challenge)(scope, receive, send)
         else:  # the server makes it a 403
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
 
