@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.console.conftest import Open
+from tests.launch.gateway import GatewayUnderTest
 from tests.launch.worker import Worker
 
 pytest.importorskip("playwright", reason="playwright is not installed")
@@ -38,6 +39,14 @@ def slow() -> Iterator[Worker]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def one_place() -> Iterator[GatewayUnderTest]:
+    """A gateway before one slow worker that has room for one conversation."""
+    settings = ("--set", "backend.fake.tokens_per_s=20", "--set", "http.max_sessions=1")
+    with GatewayUnderTest("--spawn", "1", "--backend", "fake", *settings) as running:
+        yield running
+
+
 async def sessions_of(worker: Worker) -> str:
     """Its address; skips where the worker has no sessions over WebSockets."""
     try:
@@ -60,6 +69,7 @@ async def slow_url(slow: Worker) -> AsyncIterator[str]:
 
 
 async def say(page: Any, text: str, number: int) -> Any:
+    await expect(page.locator("#kind")).not_to_be_empty()  # its script runs
     await page.get_by_label("Message").fill(text)
     await page.keyboard.press("Enter")
     return page.locator(".turn").nth(number)
@@ -98,4 +108,34 @@ async def test_the_live_view_of_a_worker(open_page: Open, slow: Worker) -> None:
     async with open_page(slow.url, "/console#live") as page:
         await expect(page.locator("[data-kv=cached]")).to_have_text(f"{cache['cached']:,}")
         await expect(page.locator("svg.tree rect")).to_have_count(len(cache["nodes"]))
+        await expect(page.locator("#panel-requests .state").last).to_have_text("completed")
+
+
+async def test_waiting_behind_a_gateway(open_page: Open, one_place: GatewayUnderTest) -> None:
+    """One worker with one place: two others wait, and the second of them moves up when the first is served."""
+    url = one_place.url
+    async with open_page(url) as first, open_page(url) as second, open_page(url) as third:
+        await expect(first.locator("#kind")).to_have_text("gateway")
+        for page in (first, second):
+            await page.get_by_label("Max tokens").fill("2000")
+        node = await say(first, "Go on for ever.", 0)
+        await expect(node.locator(".answer .text")).not_to_be_empty()
+        await say(second, "Me too.", 0)
+        await expect(second.get_by_text("Waiting: position 1")).to_be_visible()
+        await third.get_by_label("Max tokens").fill("3")
+        last = await say(third, "And I?", 0)
+        await expect(third.get_by_text("Waiting: position 2")).to_be_visible()
+        await first.get_by_role("button", name="Stop").click()
+        await expect(third.get_by_text("Waiting: position 1")).to_be_visible()
+        await second.get_by_role("button", name="Stop").click()
+        await expect(last).to_have_attribute("data-state", "done")
+
+
+async def test_the_live_view_of_a_gateway(open_page: Open, one_place: GatewayUnderTest) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    one_place.http.post("/v1/chat/completions", json=body).raise_for_status()
+    async with open_page(one_place.url, "/console#live") as page:
+        await expect(page.locator("#panel-workers tbody tr")).to_have_count(1)
+        await expect(page.locator("#panel-workers tbody")).to_contain_text("w1")
+        await expect(page.locator("#panel-routes tbody tr").first).to_contain_text("load")
         await expect(page.locator("#panel-requests .state").last).to_have_text("completed")
