@@ -46,6 +46,7 @@ async function start() {
     new Chat(gateway);
     live = new Live(byId("live"), gateway);
     show();
+    byId("message").disabled = false; // before, nobody would take what is typed
     document.body.dataset.ready = "true";
     if (!byId("chat").hidden) byId("message").focus();
   } catch (error) {
