@@ -55,6 +55,7 @@ class ScriptedWorker:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.epochs = 0
         self.refuse_with: int | None = None
+        self.busy_answers = 0
         self.port = 0
         self.waiting_for_step = asyncio.Event()
         self.gone = asyncio.Event()
@@ -220,6 +221,10 @@ class _Turn:
             self.stopping.set()
 
     async def prefill(self, frame: dict[str, Any]) -> None:
+        if self.worker.busy_answers:
+            self.worker.busy_answers -= 1
+            await self.ws.send_json({"type": "error", "code": "session_busy", "message": "scripted"})
+            return
         held = self.worker.sessions.get(self.session_id)
         if frame.get("epoch") is not None and (held is None or held["epoch"] != frame["epoch"]):
             await self.ws.send_json({"type": "error", "code": "epoch_mismatch", "message": "scripted"})

@@ -486,3 +486,11 @@ async def test_prefills_without_end_are_bounded(gateway_of: Callable[..., Any]) 
         await client.send("prefill", messages=[user("x" * 1500)], is_last_chunk=False)
         assert (await client.next())["code"] == "body_too_large"
         assert (await client.turn([user("a")]))[0] == answer_to([user("a")])
+
+
+async def test_a_worker_that_is_still_ending_the_turn_before(gateway_of: Callable[..., Any]) -> None:
+    worker = ScriptedWorker(session_slots=1)
+    async with gateway_of([worker]) as it:
+        worker.busy_answers = 3
+        assert (await (await it.client()).turn([user("a")]))[0] == answer_to([user("a")])
+        assert it.gateway.pool.workers["w1"].failures_total == it.gateway.pool.retries == 0

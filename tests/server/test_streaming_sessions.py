@@ -633,7 +633,7 @@ async def test_a_conversation_is_forgotten_when_its_time_is_over(engine: FakeEng
 
     engine.engine_query = noting  # type: ignore[method-assign]
     engine.behaviour = talks(says("ok"))
-    app = app_with(engine, {"session_ttl_s": 0.01})
+    app = app_with(engine, {"session_ttl_s": 0.5})
     socket = await Socket(app).open()
     await socket.ask("hi")
     async with asyncio.timeout(PATIENCE_S):
@@ -953,3 +953,14 @@ def test_the_new_fields_of_a_request_are_left_out_where_they_say_nothing() -> No
     assert b"resume" not in msgspec.msgpack.encode(request)
     request.resume_ids, request.resume_chars = [5], 0
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=TextRequest) == request
+
+
+async def test_a_prefill_that_nothing_follows(engine: FakeEngineClient) -> None:
+    """It does not keep its place for ever."""
+    app = app_with(engine, {"session_ttl_s": 0.05})
+    engine.behaviour = talks(says("ok"))
+    socket = await Socket(app).open()
+    await socket.prefill("hi")
+    assert (await error_of(socket))[0] == "timeout"
+    assert not list(app.state.server.conversations)
+    assert (await socket.prefill("hi"))["message_count"] == 1

@@ -32,6 +32,7 @@ UPDATE_S = 0.2
 """A waiting client is told of a new place in the line this often at most."""
 
 _CONNECT_LIMIT_S = 5.0
+_BUSY_TRIES, _BUSY_PAUSE_S = 40, 0.05
 _WORKERS_FAULT = frozenset({"engine_dead", "unavailable", "loading", "draining", "no_worker", "internal"})
 KIND = "streaming"
 
@@ -123,7 +124,8 @@ class Turn:
                 return await self._on_worker(lease)
             except WorkerFailed as error:
                 lease.release(ok=False)
-                self._pool.failed(lease, str(error), lost=error.lost)
+                if not error.full:
+                    self._pool.failed(lease, str(error), lost=error.lost)
                 self._wanted.avoid.add(lease.worker.name)
                 self._wanted.history = None
                 reason = f"worker {lease.worker.name}: {error}"
@@ -232,19 +234,27 @@ class Turn:
         answer = None
         if lease.epoch is not None:
             fields = {"messages": self._new, "clear_kv_cache": False, "epoch": lease.epoch}
-            await self._tell_worker({**self._prefill, **fields})
-            answer = await self._hear(lease)
+            answer = await self._ask_prefill(lease, fields)
             if answer["type"] == "error" and answer["code"] == "epoch_mismatch":
                 answer, lease.epoch = None, None
         if answer is None:
             fields = {"messages": self._messages, "clear_kv_cache": True, "epoch": None}
-            await self._tell_worker({**self._prefill, **fields})
-            answer = await self._hear(lease)
+            answer = await self._ask_prefill(lease, fields)
         self._check(answer, "prefill_done")
         if not self._prefilled:
             self._prefilled = True
             await self._send(answer)
         return int(answer["cached_tokens"])
+
+    async def _ask_prefill(self, lease: Lease, fields: Frame) -> Frame:
+        """The worker's answer. It may be ending the turn before still, whose client has gone: then it is asked again."""
+        for _ in range(_BUSY_TRIES):
+            await self._tell_worker({**self._prefill, **fields})
+            answer = await self._hear(lease)
+            if answer["type"] != "error" or answer["code"] != "session_busy":
+                break
+            await asyncio.sleep(_BUSY_PAUSE_S)
+        return answer
 
     async def _relay(self, lease: Lease, frame: Frame) -> Frame | None:
         """One frame of the answer goes to the client, but the last one, which is returned."""
@@ -280,7 +290,7 @@ class Turn:
         if frame["code"] in _WORKERS_FAULT:
             raise WorkerFailed(f"{frame['code']}: {frame['message']}", lost=True)
         if frame["code"] in ("queue_full", "session_busy"):
-            raise WorkerFailed(f"{frame['code']}: {frame['message']}")
+            raise WorkerFailed(f"{frame['code']}: {frame['message']}", full=True)
         raise TurnError(frame)
 
     async def _tell_worker(self, frame: Frame) -> None:

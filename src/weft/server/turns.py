@@ -70,6 +70,7 @@ class Turn:
         self._prompt_tokens = 0
         self._answer: Answer | None = None
         self._job: Job | None = None
+        self._timer: asyncio.TimerHandle | None = None  # while generate is waited for
 
     # ---- prefill ----------------------------------------------------------------------------------------------
 
@@ -111,6 +112,7 @@ class Turn:
         if last:
             self._prompt, self._prompt_tokens = messages, prompt_tokens
             self.state = PREFILLED
+            self._wait_for_generate()
         return {
             "type": "prefill_done",
             "cached_tokens": cached,
@@ -118,6 +120,12 @@ class Turn:
             "message_count": count,
             "epoch": self._conversation.epoch,
         }
+
+    def _wait_for_generate(self) -> None:
+        """A client that never asks for its answer does not keep its place for ever."""
+        limit_s = self._server.settings.kv_cache.session_ttl_s
+        error = DeadlineError(f"no generate came within {limit_s:g} s (kv_cache.session_ttl_s): the turn is over")
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self.abandon, error)
 
     async def _clear(self) -> None:
         """Begins the conversation anew: its lease ends; where there is one conversation only, so does all KV."""
@@ -197,6 +205,7 @@ class Turn:
         resumed = 0 if resume is None else len(resume.token_ids)
         self._answer = Answer(job, utterance, self._send, bool(frame.return_token_ids), text, resumed)
         self.state = GENERATING
+        self._stop_timer()
 
     async def answer(self) -> Frame:
         """Sends the answer; returns `done`, still to be sent, when the conversation has it. Raises WeftError.
@@ -280,11 +289,17 @@ class Turn:
         if self.over:
             return
         self.over = True
+        self._stop_timer()
         if self._job is not None:
             self._job.close()
         if self._answer is not None:
             self._answer.close()
         self._conversations.end(self._conversation)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def undo(self) -> None:
         """Its client never heard that it was done: takes the commit back."""
