@@ -62,6 +62,10 @@ def test_spawned_workers_live_and_die_with_it() -> None:
         answers = [gateway.http.post(CHAT, json=chat(str(i), 4)) for i in range(4)]
         assert all(answer.status_code == 200 for answer in answers)
         assert {answer.headers["X-Weft-Route"][:2] for answer in answers} == {"w1", "w2"}
+        told = gateway.http.post(CHAT, json=chat("0", 4, weft=True))
+        assert told.json()["weft"]["route"] == "w1:prefix" and told.headers["X-Weft-Route"].startswith(
+            "w1; reason=prefix;"
+        )
         assert gateway.http.get("/v1/models").json()["data"][0]["id"] == "weft-demo"
         tokens = gateway.http.post("/tokenize", json={"prompt": "hello"}).json()
         assert tokens["count"] == len(tokens["tokens"])

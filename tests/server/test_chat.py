@@ -157,7 +157,7 @@ async def test_stream(http: httpx.AsyncClient, engine: FakeEngineClient) -> None
     assert last["usage"]["completion_tokens"] == 4
     assert last["usage"]["prompt_tokens"] == 5
     times = {"queue_s": 0.1, "prefill_s": 0.2, "decode_s": 0.3}
-    assert last["weft"] == times | {"retractions": 0, "miss": None}
+    assert last["weft"] == times | {"retractions": 0, "miss": None, "route": None}
 
 
 async def test_what_waits_shares_a_chunk(http: httpx.AsyncClient) -> None:

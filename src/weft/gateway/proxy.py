@@ -262,7 +262,7 @@ class _Request:
         try:
             async with asyncio.timeout(None) as limit:
                 lease.on_expire = lambda: limit.reschedule(asyncio.get_running_loop().time())
-                exchange = await upstream.send("POST", target(self._scope), self._headers(), self._present_body())
+                exchange = await upstream.send("POST", target(self._scope), self._headers(lease), self._present_body())
                 lease.begun()
                 await self._answer(lease, exchange)
         except UpstreamError as error:
@@ -273,11 +273,9 @@ class _Request:
             if exchange is not None:
                 exchange.close()
 
-    def _headers(self) -> Headers:
-        return [
-            *self._proxy.send_on(self._scope),
-            (b"x-weft-gateway", b"id=%d, seed=%d" % (self._scope[REQUEST_ID], self._seed)),
-        ]
+    def _headers(self, lease: Lease) -> Headers:
+        said = f"id={self._scope[REQUEST_ID]}, seed={self._seed}, route={lease.worker.name}:{lease.reason}"
+        return [*self._proxy.send_on(self._scope), (b"x-weft-gateway", said.encode())]
 
     def _present_body(self) -> bytes:
         """The client's, or for a stream that goes on the same with what it has so far."""

@@ -247,7 +247,7 @@ class Turn:
         return int(answer["cached_tokens"])
 
     async def _ask_prefill(self, lease: Lease, fields: Frame) -> Frame:
-        """The worker's answer. It may be ending the turn before still, whose client has gone: then it is asked again."""
+        """The worker's answer. It may be ending the turn before, whose client has gone: then it is asked again."""
         for _ in range(_BUSY_TRIES):
             await self._tell_worker({**self._prefill, **fields})
             answer = await self._hear(lease)

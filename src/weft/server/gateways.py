@@ -18,9 +18,9 @@ from weft.web.edge import SHOWN_ID
 
 HEADER = "X-Weft-Gateway"
 
-_FORM = re.compile(r"id=([0-9]{1,18})(?:, ?seed=([0-9]{1,20}))?")
-_SEED = "weft.gateway_seed"
-"""Key of the gateway's seed in the ASGI scope."""
+_FORM = re.compile(r"id=([0-9]{1,18})(?:, ?seed=([0-9]{1,20}))?(?:, ?route=([!-+\--~]{1,100}))?")
+_SEED, _ROUTE = "weft.gateway_seed", "weft.gateway_route"
+"""Keys of the gateway's seed, and of why it chose this worker, in the ASGI scope."""
 
 
 def note_gateway(request: Request) -> None:
@@ -30,17 +30,24 @@ def note_gateway(request: Request) -> None:
         return
     match = _FORM.fullmatch(given[0]) if len(given) == 1 else None
     if match is None or int(match[2] or 0) >= 2**64:
-        allowed = "'id=17' or 'id=17, seed=123', once"
+        allowed = "'id=17', 'id=17, seed=123' or 'id=17, seed=123, route=w1:prefix', once"
         raise InvalidRequestError(f"{HEADER}: {', '.join(given)!r} is not allowed (allowed: {allowed})", param=HEADER)
     request.scope[SHOWN_ID] = int(match[1])
     if match[2] is not None:
         request.scope[_SEED] = int(match[2])
+    request.scope[_ROUTE] = match[3]
 
 
 def shown_id(request: Request) -> int | None:
     """The id that a gateway has given the request; None: it comes from none."""
     number: int | None = request.scope.get(SHOWN_ID)
     return number
+
+
+def route_of(request: Request) -> str | None:
+    """Which worker a gateway has chosen, and why, in its words; None: it comes from none."""
+    route: str | None = request.scope.get(_ROUTE)
+    return route
 
 
 def with_gateways_seed(request: Request, params: SamplingParams) -> SamplingParams:

@@ -31,7 +31,7 @@ from weft.media.messages import split
 from weft.server import schemas
 from weft.server.admission import Admission
 from weft.server.conversations import Conversations
-from weft.server.gateways import check_resume, shown_id, with_gateways_seed
+from weft.server.gateways import check_resume, route_of, shown_id, with_gateways_seed
 from weft.server.measures import Measures
 from weft.server.media import MediaDesk
 from weft.server.prefixes import HeldPrefixes
@@ -66,6 +66,7 @@ class Caller:
     name: str
     session: Session | None = None
     shown_id: int | None = None
+    route: str | None = None
     admitted: bool = False
 
 
@@ -199,7 +200,13 @@ class Server:
 
     def _caller(self, request: Request, answers: int) -> Caller:
         session = session_of(request.headers, self.settings.kv_cache, answers=answers)
-        return Caller(request.scope[REQUEST_ID], f"{request.method} {request.url.path}", session, shown_id(request))
+        return Caller(
+            request.scope[REQUEST_ID],
+            f"{request.method} {request.url.path}",
+            session,
+            shown_id(request),
+            route_of(request),
+        )
 
     async def _end_lease(self, session_id: str) -> None:
         """The engine need not keep this session's KV any longer."""
@@ -265,6 +272,7 @@ class Job:
         self.adapter = server.model_names.index(self.model)
         self._server = server
         self._name = caller.name
+        self._route = caller.route
         self._user = body.user
         self._outcome = "499"
         self._left, self._places = len(ids), places
@@ -364,7 +372,7 @@ class Job:
         return prompt, cached, sum(end.completion_tokens for end in self.ends.values())
 
     def facts(self) -> dict[str, Any]:
-        """The `weft` object of an answer: seconds of the slowest choice, retractions of all, and the first's miss."""
+        """The `weft` object of an answer: seconds of the slowest choice, retractions of all, the first's miss, the route."""
         ends = [self.ends[request_id] for request_id in self.index_of if request_id in self.ends]
         times = {
             name: max((getattr(end, name) for end in ends), default=0.0)
@@ -373,6 +381,7 @@ class Job:
         miss = ends[0].miss if ends else None
         return times | {
             "retractions": sum(end.retractions for end in ends),
+            "route": self._route,
             "miss": None if miss is None else msgspec.structs.asdict(miss),
         }
 
