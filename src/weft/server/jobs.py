@@ -372,7 +372,7 @@ class Job:
         return prompt, cached, sum(end.completion_tokens for end in self.ends.values())
 
     def facts(self) -> dict[str, Any]:
-        """The `weft` object of an answer: seconds of the slowest choice, retractions of all, the first's miss, a route."""
+        """The `weft` object of an answer: seconds of the slowest choice, retractions of all, first miss, and route."""
         ends = [self.ends[request_id] for request_id in self.index_of if request_id in self.ends]
         times = {
             name: max((getattr(end, name) for end in ends), default=0.0)
