@@ -62,7 +62,10 @@ class Worker:
     def child(self, role: str) -> int:
         """Pid of the engine or text process."""
         for pid in children_of(self.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                continue
             if b"weft.launch.child" in words and role.encode() in words:
                 return pid
         raise AssertionError(f"no {role} process")
