@@ -1,67 +1,58 @@
 """Writes docs/images/console.png and console-live.png: `PYTHONPATH=src:. python tools/docs/console_picture.py`.
 
-Without `--url` against the scripted gateway of the tests, so that the pictures are the same each time; with it against
-a worker or gateway that runs there.
+What they show is real: `weft gateway --spawn 2` with the bundled demo model, a chat in one tab, and some other clients.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+import json
 from pathlib import Path
 from typing import Any
 
 from playwright.async_api import async_playwright
+from websockets.asyncio.client import connect
 
 from tests.console.conftest import ARGUMENTS, CHROMIUM
-from tests.console.scripted import Scripted, Turn
+from tests.launch.gateway import GatewayUnderTest
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SIZE = {"width": 1280, "height": 800}
 SAMPLES = 90  # of the live view's history
-SYSTEM = "You are a patient weaver. Answer briefly, and name the tools you would use."
-TALK = [
-    (
-        "What is the difference between warp and weft?",
-        "The warp is the set of threads held under tension on the loom; they run the length of the cloth. "
-        "The weft is the thread that the shuttle carries across them, over and under, row by row.\n\n"
-        "Tools: a loom for the warp, a shuttle for the weft, and a beater to press each row home.",
-    ),
-    (
-        "And why does the warp have to be the stronger of the two?",
-        "It is stretched the whole time, and every row rubs against it: the heddles lift it, the beater scrapes it. "
-        "The weft is only laid in and never pulled tight, so it may be softer, thicker or even unspun.",
-    ),
-    ("Write me a short rhyme to remember that.", "Warp stands firm from beam to beam,\nWeft runs"),
-]
+OTHERS = 6
+TALK = ["My name is Mira.", "What is 17 plus 25?", "What is my name?", "Tell me a long story."]
 
 
-@contextlib.asynccontextmanager
-async def scripted() -> AsyncIterator[str]:
-    """A gateway that says what `TALK` says, and is in the middle of the last answer."""
-    async with Scripted(gateway=True).serve() as server:
-        for i, (_, answer) in enumerate(TALK):
-            pieces = [word + " " for word in answer.split(" ")]
-            pieces[-1] = pieces[-1].rstrip()
-            unfinished = i == len(TALK) - 1
-            server.turns.append(
-                Turn([*pieces, " free"] if unfinished else pieces, pause_at=len(pieces) if unfinished else None)
-            )
-        yield server.url
+async def other(url: str, number: int) -> None:
+    """A client that talks without end."""
+    system = {
+        "role": "system",
+        "content": "You are a careful assistant. " + "Answer briefly. " * (5 + 3 * (number % 3)),
+    }
+    async with connect(f"ws{url[4:]}/ws/streaming/other-{number}", proxy=None) as ws:
+        while True:
+            messages = [system]
+            for turn in range(6):
+                messages.append({"role": "user", "content": f"Count from {number} to {number + 20 + turn}."})
+                await ws.send(json.dumps({"type": "prefill", "messages": messages}))
+                text = ""
+                while (frame := json.loads(await ws.recv()))["type"] != "done":
+                    if frame["type"] == "prefill_done":
+                        await ws.send('{"type": "generate", "temperature": 0, "max_new_tokens": 60}')
+                    text += frame.get("text_delta") or ""
+                messages.append({"role": "assistant", "content": text})
 
 
 async def chat(page: Any) -> None:
-    await page.get_by_label("System prompt").fill(SYSTEM)
-    await page.get_by_label("Temperature").fill("0.7")
-    for i, (question, answer) in enumerate(TALK):
+    """A few turns, and the last answer in its middle."""
+    await page.get_by_label("Temperature").fill("0")
+    for i, question in enumerate(TALK):
         await page.get_by_label("Message").fill(question)
         await page.keyboard.press("Enter")
-        if i < len(TALK) - 1:
-            await page.locator(".turn").nth(i).locator("[data-fact=elapsed]").wait_for()
-        else:
-            await page.get_by_text(answer.split("\n")[-1]).wait_for()
+        turn = page.locator(".turn").nth(i)
+        last = i == len(TALK) - 1
+        await (turn.locator(".answer .text", has_text=" ") if last else turn.locator("[data-fact=elapsed]")).wait_for()
 
 
 async def take(url: str, folder: Path, scheme: str) -> None:
@@ -74,6 +65,7 @@ async def take(url: str, folder: Path, scheme: str) -> None:
         await page.locator("#kind").wait_for()
         await chat(page)
         await page.screenshot(path=folder / "console.png", animations="disabled")
+        others = [asyncio.create_task(other(url, number)) for number in range(OTHERS)]
         page = await browser.new_page(viewport=SIZE, color_scheme=scheme)
         await page.clock.install()
         await page.goto(f"{url}/console#live")
@@ -82,19 +74,20 @@ async def take(url: str, folder: Path, scheme: str) -> None:
             async with page.expect_response("**/v1/cache"):
                 await page.clock.run_for(1000)
         await page.screenshot(path=folder / "console-live.png", animations="disabled")
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         await browser.close()
 
 
-async def main() -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the pictures of the console.")
-    parser.add_argument("--url", help="of a running worker or gateway")
     parser.add_argument("--to", type=Path, default=IMAGES, help="folder")
     parser.add_argument("--scheme", choices=["light", "dark"], default="light")
     options = parser.parse_args()
-    async with contextlib.AsyncExitStack() as stack:
-        url = options.url or await stack.enter_async_context(scripted())
-        await take(url, options.to, options.scheme)
+    with GatewayUnderTest("--spawn", "2", "--set", "log.level=warning") as gateway:
+        asyncio.run(take(gateway.url, options.to, options.scheme))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
