@@ -56,6 +56,7 @@ class ScriptedWorker:
         self.epochs = 0
         self.refuse_with: int | None = None
         self.busy_answers = 0
+        self.breaks_off_at_the_end = False
         self.port = 0
         self.waiting_for_step = asyncio.Event()
         self.gone = asyncio.Event()
@@ -174,6 +175,8 @@ class ScriptedWorker:
                 data = json.dumps({"created": 5, "choices": [{"delta": delta}]}).encode()
                 yield b": tokens %d\ndata: %b\n\n" % (k, data)
             yield b"data: [DONE]\n\n"
+            if self.breaks_off_at_the_end:
+                raise ConnectionError("scripted")
         except asyncio.CancelledError:
             self.gone.set()
             raise
@@ -254,6 +257,10 @@ class _Turn:
             index += 1
         stopped = self.stopping.is_set()
         await self.ws.send_json(self.chunk(index, None, []) | {"is_final": True})
+        if self.worker.breaks_off_at_the_end:
+            self.worker.breaks_off_at_the_end = False
+            await self.ws.close(1011)
+            return
         self.worker.epochs += 1
         epoch = f"{self.worker.boot_id}-{self.worker.epochs}"
         self.messages = [*self.messages, {"role": "assistant", "content": text}]

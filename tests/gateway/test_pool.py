@@ -206,6 +206,44 @@ async def test_leaving_at_the_moment_of_being_served() -> None:
     assert next_one.lease.done()
 
 
+async def test_an_owner_that_is_being_cancelled_harms_nobody() -> None:
+    """Its future is cancelled before it leaves the line: the place goes to the next one, and no error to others."""
+    pool, _ = new_pool({"slots": 1})
+    first = lease_of(pool, plain())
+    cancelled, next_one = pool.enter(plain()), pool.enter(plain())
+    cancelled.lease.cancel()
+    first.release(ok=True)
+    assert next_one.lease.done()
+    pool.leave(cancelled)
+    last = pool.enter(plain())
+    last.lease.cancel()
+    pool.fail_all(UnavailableError("no more"))
+    assert pool.tickets == []
+
+
+async def test_estimates_are_made_once_for_many_who_ask() -> None:
+    pool, clock = new_pool({"slots": 1})
+    lease_of(pool, plain())
+    for _ in range(3):
+        pool.enter(plain())
+    made = 0
+    estimates = pool.estimates
+
+    def counting() -> list[float]:
+        nonlocal made
+        made += 1
+        return estimates()
+
+    pool.estimates = counting  # type: ignore[method-assign]
+    waits = [pool.estimate(position) for position in (1, 2, 3)]
+    assert made == 1 and waits == [(wait, 3) for wait in estimates()]
+    pool.enter(plain())
+    assert pool.estimate(4)[1] == 4 and made == 2  # one more than was estimated
+    clock.now_s += 1
+    pool.estimate(1)
+    assert made == 3
+
+
 async def test_estimates_follow_the_averages() -> None:
     pool, clock = new_pool({"slots": 2})
     for seconds in (10.0, 20.0):

@@ -338,3 +338,53 @@ async def test_back_pressure(gateway_of: Callable[..., Any]) -> None:
         assert 0 < sent < 500
         writer.transport.abort()
         await it.until(lambda: not it.gateway.pool.leases)
+
+
+async def test_everybody_is_aborted(gateway_of: Callable[..., Any]) -> None:
+    """Also those who wait: nobody gets somebody else's error, and no place is lost."""
+    worker = ScriptedWorker(slots=1)
+    worker.hold(0)
+    async with gateway_of([worker]) as it:
+        calls = [asyncio.create_task(it.http.post(PATH, json=chat(str(i)))) for i in range(4)]
+        await it.until(lambda: len(it.gateway.pool.tickets) == 3)
+        assert (await it.http.post("/abort", json={"all": True})).json() == {"aborted": 4}
+        assert [(await call).status_code for call in calls] == [499] * 4
+        await it.until(lambda: not it.gateway.pool.leases and not it.gateway.pool.tickets)
+        worker.steps = None
+        assert (await it.http.post(PATH, json=chat("again"))).status_code == 200
+
+
+async def test_a_worker_that_breaks_off_after_the_end(gateway_of: Callable[..., Any]) -> None:
+    """All was said: nobody says it again."""
+    first, second = ScriptedWorker(), ScriptedWorker()
+    first.breaks_off_at_the_end = True
+    async with gateway_of([first, second]) as it:
+        async with Stream(it, chat("a", stream=True)) as stream:
+            data = await stream.rest()
+        assert text_of(data) == answer_to([user("a")]) and data.count(b"[DONE]") == 1
+        assert not chats(second) and it.gateway.pool.retries == 0
+
+
+async def test_a_stream_with_a_large_body(gateway_of: Callable[..., Any]) -> None:
+    """It is not looked into, so it cannot go on elsewhere; but it ends as a stream does."""
+    first, second = ScriptedWorker(), ScriptedWorker()
+    first.hold(2)
+    async with gateway_of([first, second]) as it, Stream(it, chat("x" * (2 << 20), stream=True)) as stream:
+        await stream.events(2)
+        await first.die()
+        data = await stream.rest()
+        assert b"event: error\n" in data and b": tokens" not in data
+
+
+async def test_odd_session_ids_are_not_remembered(gateway_of: Callable[..., Any]) -> None:
+    async with gateway_of([ScriptedWorker()]) as it:
+        for session_id in ("x" * 257, "with blank", "fine"):
+            await it.http.post(PATH, json=chat("a"), headers={"X-Session-ID": session_id})
+        assert list(it.gateway.pool._homes) == ["fine"]
+
+
+async def test_a_worker_whose_name_is_none(gateway_of: Callable[..., Any]) -> None:
+    async with gateway_of([]) as it:
+        assert (await it.http.post("/workers", json={"url": "http://a..b:80"})).status_code == 201
+        await it.until(lambda: it.gateway.pool.states()["offline"] == 1)
+        assert (await it.http.post(PATH, json=chat("a"))).json()["error"]["code"] == "no_worker"

@@ -494,3 +494,69 @@ async def test_a_worker_that_is_still_ending_the_turn_before(gateway_of: Callabl
         worker.busy_answers = 3
         assert (await (await it.client()).turn([user("a")]))[0] == answer_to([user("a")])
         assert it.gateway.pool.workers["w1"].failures_total == it.gateway.pool.retries == 0
+
+
+async def test_a_worker_that_breaks_off_between_its_last_chunk_and_done(gateway_of: Callable[..., Any]) -> None:
+    first, second = ScriptedWorker(), ScriptedWorker()
+    first.breaks_off_at_the_end = True
+    async with gateway_of([first, second]) as it:
+        client = await it.client()
+        await client.prefill([user("a")])
+        await client.send("generate")
+        chunks = []
+        while (frame := await client.next())["type"] == "chunk":
+            chunks.append(frame)
+        assert frame["type"] == "done", frame
+        assert "".join(chunk["text_delta"] or "" for chunk in chunks) == answer_to([user("a")])
+        assert [chunk["is_final"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        assert [chunk["chunk_index"] for chunk in chunks] == list(range(len(chunks)))
+
+
+async def test_a_place_that_has_gone_to_somebody_else_is_not_ended(gateway_of: Callable[..., Any]) -> None:
+    worker = ScriptedWorker(session_slots=1)
+    async with gateway_of([worker]) as it:
+        alice, bob = await it.client("alice"), await it.client("bob")
+        await alice.turn([user("a")])
+        messages = [user("b")]
+        await bob.turn(messages)
+        assert (await it.http.delete("/v1/sessions/alice")).status_code == 404
+        messages.append(user("c"))
+        assert (await bob.turn(messages))[1]["reason"] == "hit"
+        await it.http.delete("/workers/w1")
+        assert (await it.http.delete("/v1/sessions/bob")).status_code == 404
+
+
+async def test_a_client_that_goes_at_the_moment_of_its_lease(gateway_of: Callable[..., Any]) -> None:
+    """Its turn has been given a place and has not woken up yet: the place goes on to the next."""
+    worker = ScriptedWorker(session_slots=1)
+    async with gateway_of([worker]) as it:
+        first, second = await it.client("first"), await it.client("second")
+        await first.prefill([user("1")])
+        await second.send("prefill", messages=[user("2")])
+        await second.next("queued")
+        pool = it.gateway.pool
+        waiting = next(socket for socket in it.gateway.sessions._open if socket.session_id == "second")
+        for lease in list(pool.leases):
+            lease.release(ok=False)
+        assert waiting._task is not None
+        waiting._task.cancel()
+        await it.until(lambda: not pool.leases)
+        assert (await (await it.client("third")).turn([user("3")]))[0] == answer_to([user("3")])
+
+
+async def test_stop_while_an_answer_moves(gateway_of: Callable[..., Any]) -> None:
+    """Its worker has died, and the only other one is full: it waits, is stopped, and ends as a stopped answer does."""
+    first, second = ScriptedWorker(session_slots=1), ScriptedWorker(session_slots=1)
+    first.hold(2)
+    async with gateway_of([first, second]) as it:
+        moved, other = await it.client("moved"), await it.client("other")
+        await moved.prefill([user("a")])
+        await other.prefill([user("b")])
+        await moved.send("generate")
+        text = (await moved.next("chunk"))["text_delta"] + (await moved.next("chunk"))["text_delta"]
+        await first.die()
+        await it.until(lambda: it.gateway.pool.tickets)
+        await moved.send("stop")
+        await other.answer()
+        rest, done = await moved.rest()
+        assert done["stopped"] is True and answer_to([user("a")]).startswith(text + rest)

@@ -165,9 +165,15 @@ class Admin:
         kept = self._sessions.forget(session_id)
         if kept is not None:
             worker, place = kept
-            status, data, _ = await self._get(worker, f"/v1/sessions/{place.id}", "DELETE")
-            if status == 200:
-                answers[worker.name] = msgspec.json.decode(data)
+            try:
+                status, data, _ = await self._get(worker, f"/v1/sessions/{place.id}", "DELETE")
+                if status == 200:
+                    answers[worker.name] = msgspec.json.decode(data)
+            except UnavailableError:  # then it is gone, too
+                pass
+            finally:
+                place.used = False
+                self._pool.settle()
         if not answers:
             raise NotFoundError(f"session {session_id[:80]!r} is not known here (any more)", param="session_id")
         ended = any(answer["ended"] for answer in answers.values())
@@ -255,7 +261,9 @@ class Admin:
     async def _get(self, worker: Worker, path: str, method: str = "GET") -> tuple[int, bytes, str]:
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                upstream = self._health.upstreams[worker.name]
+                upstream = self._health.upstreams.get(worker.name)
+                if upstream is None:
+                    raise UpstreamError("it was removed")
                 exchange = await upstream.send(method, path, self._proxy.authorization, b"")
                 try:
                     data = await exchange.read_all(MAX_ANSWER_BYTES)

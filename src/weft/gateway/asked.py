@@ -16,6 +16,9 @@ from weft.text.digests import Digests, chat_digests, ids_digests, text_digests
 MAX_LOOKED_INTO_BYTES = 1 << 20
 """Larger bodies are routed by load alone, and their streams cannot be continued: reading them would stop others."""
 
+MAX_MESSAGES = 2000
+"""Of more, no digests are made, for the same reason."""
+
 KINDS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
@@ -69,6 +72,8 @@ def look_into(kind: str, body: bytes, base_models: Collection[str]) -> Asked:
     continued = kind in _CONTINUED and stream and single is not None and fields.n in (None, 1) and not fields.echo
     if single is None:
         return Asked([], _rough_length(prompt if prompt is not None else fields.input), False, stream, continued)
+    if isinstance(single, list) and not is_ids and len(single) > MAX_MESSAGES:
+        return Asked([], len(body), False, stream, continued)
     model = fields.model if isinstance(fields.model, str) and fields.model not in base_models else ""
     digests = _digests(single, is_ids, model)
     length = digests[-1][1] if digests else 0

@@ -22,7 +22,9 @@ class EventReader:
     worker's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hold: bool = True) -> None:
+        """`hold`: keep finishes back; pointless where the stream cannot go on elsewhere."""
+        self._hold = hold
         self.begun = self.done = False
         self.failure: str | None = None
         self._tokens: list[bytes] = []
@@ -50,7 +52,7 @@ class EventReader:
                 self.done = True
             elif event == _DONE:
                 self.done = True
-            if self._finish or _FINISHED in event:
+            if self._hold and (self._finish or _FINISHED in event):
                 self._finish.append((ids, event))
             else:
                 self._pass(ids, event, passed)

@@ -16,6 +16,7 @@ import msgspec
 from weft.gateway.pool import Pool
 from weft.gateway.upstream import Headers, Upstream, UpstreamError
 from weft.gateway.workers import Worker
+from weft.web.errors import log
 
 ANSWER_LIMIT_S = 5.0
 MAX_ANSWER_BYTES = 4 << 20
@@ -86,20 +87,27 @@ class Health:
     async def _watch(self, worker: Worker) -> None:
         upstream, asked = self.upstreams[worker.name], self._asked[worker.name]
         misses = 0
-        while True:
+        while self._tasks.get(worker.name) is asyncio.current_task():  # a cancellation may get lost in wait_for
             asked.clear()
             try:
-                facts = await self._ask(upstream)
-            except UpstreamError as error:
+                misses = 0 if await self._check(worker, upstream) else misses + 1
+            except Exception:  # a bug; the worker is looked at again all the same
                 misses += 1
-                self._pool.missed(worker, str(error), refused=error.refused)
-            else:
-                misses = 0
-                self._pool.heard(worker, facts)
+                log.exception("worker %s: its health check broke", worker.name)
             soon = AGAIN_S * 2.0 ** min(max(0, misses - 1), 8)
             wait_s = self._interval_s if not misses and worker.was_ready else min(self._interval_s, soon)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asked.wait(), wait_s)
+
+    async def _check(self, worker: Worker, upstream: Upstream) -> bool:
+        """Asks once; whether there was an answer."""
+        try:
+            facts = await self._ask(upstream)
+        except UpstreamError as error:
+            self._pool.missed(worker, str(error), refused=error.refused)
+            return False
+        self._pool.heard(worker, facts)
+        return True
 
     async def _ask(self, upstream: Upstream) -> dict[str, Any]:
         try:

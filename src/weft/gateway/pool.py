@@ -9,12 +9,13 @@ through `heard` and `missed`. Used from one event loop only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from weft.core.errors import CancelledError, NotFoundError, QueueFullError, UnavailableError, WeftError
@@ -26,12 +27,14 @@ log = logging.getLogger("weft.gateway")
 
 MAX_SESSIONS = 65536  # whose worker is remembered
 MAX_ROUTES = 200  # that are shown
+ESTIMATES_S = 0.1
 
 
 class Lease:
     """The right to use one slot of a worker, and for a session's turn one place of it. See the module's docstring.
 
-    `on_expire` is called when it is taken back; its holder is to stop.
+    `on_expire` is called when it is taken back; its holder is to stop. `client_stalled`: because the client did not
+    take its answer.
     """
 
     def __init__(self, pool: Pool, wanted: Wanted, choice: Choice, waited_s: float, now_s: float) -> None:
@@ -46,12 +49,31 @@ class Lease:
         self.epoch: str | None = None  # of what the place held, on a hit
         self.on_expire: Callable[[], None] | None = None
         self.open = True
+        self.client_stalled = False
+        self._waits_for_client = False
         self._pool = pool
         self._unbegun = choice.uncached_tokens
 
     def touch(self) -> None:
         """A sign of life."""
         self.touched_s = self._pool.clock()
+
+    @contextlib.contextmanager
+    def to_client(self) -> Iterator[None]:
+        """While the client takes what it is sent: if that never ends, it is not the worker's fault."""
+        self._waits_for_client = True
+        try:
+            yield
+        finally:
+            self._waits_for_client = False
+            self.touch()
+
+    def expire(self) -> None:
+        """For the pool: it was silent for too long."""
+        self.client_stalled = self._waits_for_client
+        self.release(ok=False)
+        if self.on_expire is not None:
+            self.on_expire()
 
     def begun(self) -> None:
         """The first word of the answer is here: the prompt has been computed."""
@@ -78,6 +100,11 @@ class Ticket:
         self.position = 0
         self.changed = asyncio.Event()
         self.lease: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+
+    def end(self, error: WeftError) -> None:
+        """No lease will come. Nothing happens where nobody waits any more."""
+        if not self.lease.done():
+            self.lease.set_exception(error)
 
 
 class Pool:
@@ -114,6 +141,8 @@ class Pool:
         self._line: dict[str, Ticket] = {}
         self._homes: OrderedDict[str, str] = OrderedDict()
         self._names = itertools.count(1)
+        self._estimates: list[float] = []
+        self._estimated_s = 0.0
 
     # ---- workers ----------------------------------------------------------------------------------------------
 
@@ -209,7 +238,7 @@ class Pool:
         ticket = self._line.pop(ticket_id, None)
         if ticket is None:
             raise NotFoundError(f"no ticket {ticket_id[:80]!r} waits here", param="ticket")
-        ticket.lease.set_exception(CancelledError("the ticket was cancelled"))
+        ticket.end(CancelledError("the ticket was cancelled"))
         self._renumber()
 
     @property
@@ -228,10 +257,25 @@ class Pool:
         left = [self.times.expected_s(lease.wanted.kind) - (now - lease.began_s) for lease in self.leases]
         return self.times.waits_s(left, 0, [ticket.wanted.kind for ticket in self._line.values()])
 
+    def estimate(self, position: int) -> tuple[float, int]:
+        """Seconds until whoever has this position has a lease, and how many wait.
+
+        The numbers may be `ESTIMATES_S` old: with a thousand who wait, a thousand ask whenever the line moves.
+        """
+        now = self.clock()
+        if now - self._estimated_s >= ESTIMATES_S or position > len(self._estimates):
+            self._estimates, self._estimated_s = self.estimates(), now
+        wait_s = self._estimates[position - 1] if 0 < position <= len(self._estimates) else 0.0
+        return wait_s, len(self._line)
+
     def settle(self) -> None:
         """Gives what is free to those who wait, in order; ends all of them when no worker is left to wait for."""
         while self._line:
             ticket = next(iter(self._line.values()))
+            if ticket.lease.done():  # cancelled by its owner, who is about to leave
+                del self._line[ticket.id]
+                self._renumber()
+                continue
             lease = self._assign(ticket)
             if lease is None:
                 break
@@ -242,14 +286,12 @@ class Pool:
             try:
                 self._check_hope()
             except UnavailableError as error:
-                for ticket in self.tickets:
-                    ticket.lease.set_exception(error)
-                self._line.clear()
+                self.fail_all(error)
 
     def fail_all(self, error: WeftError) -> None:
         """Ends everybody's waiting."""
         for ticket in self.tickets:
-            ticket.lease.set_exception(error)
+            ticket.end(error)
         self._line.clear()
 
     # ---- leases -----------------------------------------------------------------------------------------------
@@ -275,9 +317,7 @@ class Pool:
         now = self.clock()
         for lease in [lease for lease in self.leases if now - lease.touched_s >= self._lease_s]:
             log.error("a lease on worker %s was silent for %g s and is taken back", lease.worker.name, self._lease_s)
-            self.release(lease, ok=False)
-            if lease.on_expire is not None:
-                lease.on_expire()
+            lease.expire()
 
     def next_event_s(self) -> float:
         """How long until time alone may change something: a lease has to be taken back, or a worker has rested."""

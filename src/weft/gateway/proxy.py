@@ -9,6 +9,7 @@ the tokens so far; any other ends with one `error` event, or, where that has no 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 
@@ -28,7 +29,7 @@ from weft.gateway.upstream import Exchange, Headers, UpstreamError
 from weft.gateway.workers import Worker
 from weft.web.edge import REQUEST_ID
 from weft.web.errors import error_body, log
-from weft.web.gone import unless_gone
+from weft.web.gone import ClientGone, unless_gone
 
 KEEP_ALIVE = b": keep-alive\n\n"
 SMALL_ANSWER_BYTES = 1 << 20
@@ -39,6 +40,7 @@ _HOP_BY_HOP = frozenset(
 )
 _NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-weft-gateway", b"x-request-id"}
 _NOT_PASSED_BACK = _HOP_BY_HOP | {b"x-request-id", b"date", b"server", b"x-weft-worker-request-id"}
+_SESSION_ID = re.compile(r"[!-~]{1,256}")  # others the worker refuses
 _EVENT_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -167,10 +169,10 @@ class _Request:
         self._out = _Out(send)
         self._kind = KINDS[scope["path"]]
         self._asked: Asked = look_into(self._kind, body, proxy.pool.models)
-        headers = StarletteHeaders(scope=scope)
+        session = StarletteHeaders(scope=scope).get("x-session-id")
         self._wanted = Wanted(
             self._kind,
-            session=headers.get("x-session-id"),
+            session=session if session is not None and _SESSION_ID.fullmatch(session) else None,
             digests=self._asked.digests,
             length=self._asked.length,
             ids=self._asked.ids,
@@ -180,6 +182,7 @@ class _Request:
         self._lease: Lease | None = None
         self._working: asyncio.Task[None] | None = None
         self._aborted = False
+        self._streams = self._asked.stream  # or so its answer says
         self._cut = False
         self._begun = False  # the client has seen some of the answer
         self._tokens: list[int] = []
@@ -211,7 +214,7 @@ class _Request:
         except WeftError as error:
             if not self._out.started:
                 raise
-            if not self._asked.stream:
+            if not self._streams:
                 raise BrokenOff(error.message) from error
             await self._out.data(b"event: error\ndata: " + error_body(error) + b"\n\n", last=True)
 
@@ -247,7 +250,8 @@ class _Request:
                     if not ticket.lease.done():
                         await self._out.start(200, _EVENT_HEADERS)
                         await self._out.data(KEEP_ALIVE)
-                lease = await ticket.lease
+                await asyncio.wait((ticket.lease,))  # not the future itself: whoever is cancelled would cancel it
+                lease = ticket.lease.result()
         except TimeoutError:
             raise DeadlineError(f"no worker had room within {limit_s:g} s (http.queue_timeout_s)") from None
         self._ticket, self._lease = None, lease
@@ -268,6 +272,8 @@ class _Request:
         except UpstreamError as error:
             raise WorkerFailed(str(error), lost=True) from None
         except TimeoutError:
+            if lease.client_stalled:
+                raise ClientGone from None  # as good as gone: it does not take its answer
             raise WorkerFailed("no sign of life within gateway.worker_lease_s") from None
         finally:
             if exchange is not None:
@@ -294,14 +300,15 @@ class _Request:
             raise WorkerFailed("its queue is full", full=True)
         route = f"{lease.worker.name}; reason={lease.reason}; known={lease.choice.known}; waited_s={lease.waited_s:.3f}"
         extra = [(b"x-weft-route", route.encode())]
-        if exchange.status == 200 and self._asked.stream and _is_event_stream(exchange):
+        if exchange.status == 200 and _is_event_stream(exchange):
+            self._streams = True
             await self._events(lease, exchange, extra)
         elif self._out.started:
             data = await exchange.read_all(SMALL_ANSWER_BYTES)  # an error, and the headers have left
             await self._out.data(b"event: error\ndata: " + data + b"\n\n", last=True)
         else:
             try:
-                await _pass_back(exchange, self._out, extra)
+                await _pass_back(exchange, self._out, extra, lease)
             finally:
                 self._cut = self._out.started  # should it break off now, there is no way to go on
         ok = exchange.status == 200
@@ -314,15 +321,16 @@ class _Request:
         return [w for w in self._pool.workers.values() if w is not lease.worker and w.name not in self._wanted.avoid]
 
     async def _events(self, lease: Lease, exchange: Exchange, extra: Headers) -> None:
-        reader = EventReader()
+        reader = EventReader(hold=self._asked.continued)
         await self._out.start(200, _passed_back(exchange.headers) + extra)
         try:
-            while data := await exchange.read():
+            while data := await _read_on(exchange, reader):
                 lease.touch()
                 if passed := reader.feed(data):
                     self._begun = self._begun or reader.begun
                     self._created = self._created or _created(passed)
-                    await self._out.data(passed)
+                    with lease.to_client():
+                        await self._out.data(passed)
                 if reader.failure is not None:
                     raise WorkerFailed(reader.failure, lost=True)
         finally:
@@ -336,7 +344,17 @@ class BrokenOff(Exception):
     """An answer broke off after its headers had left: the connection has to be cut."""
 
 
-async def _pass_back(exchange: Exchange, out: _Out, extra: Headers) -> None:
+async def _read_on(exchange: Exchange, reader: EventReader) -> bytes:
+    """What comes next of a stream; nothing at its end, however it comes."""
+    try:
+        return await exchange.read()
+    except UpstreamError:
+        if reader.done:
+            return b""
+        raise
+
+
+async def _pass_back(exchange: Exchange, out: _Out, extra: Headers, lease: Lease | None = None) -> None:
     """The answer as it is. Small ones are whole before anything leaves. Raises UpstreamError."""
     headers = _passed_back(exchange.headers) + extra
     length = next((int(value) for name, value in exchange.headers if name == b"content-length"), None)
@@ -348,8 +366,11 @@ async def _pass_back(exchange: Exchange, out: _Out, extra: Headers) -> None:
     data = await exchange.read()
     await out.start(exchange.status, headers)
     while data:
-        await out.data(data)
+        with contextlib.nullcontext() if lease is None else lease.to_client():
+            await out.data(data)
         data = await exchange.read()
+        if lease is not None:
+            lease.touch()
     await out.data(b"", last=True)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from weft.core.errors import BodyTooLargeError, InvalidRequestError, NotFoundError, QueueFullError, WeftError
 from weft.gateway.history import Messages
@@ -27,6 +27,8 @@ Frame = dict[str, Any]
 
 MAX_ID_CHARS = 256
 MAX_KEPT = 65536  # sessions whose place is remembered
+MAX_HASHED_CHARS = 4 << 20
+"""A longer conversation never hits: hashing it would hold up everybody else."""
 GOING_AWAY = 1001
 _PREFILL_FIELDS = frozenset({"messages", "clear_kv_cache", "is_last_chunk", "tts_ref_audio_base64"})
 
@@ -39,7 +41,7 @@ class Sessions:
         self._proxy = proxy
         self._gate = gate
         self._open: dict[SessionSocket, None] = {}
-        self._kept: OrderedDict[str, tuple[Worker, Place]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Worker, Place, str | None]] = OrderedDict()
 
     @property
     def turns(self) -> int:
@@ -64,17 +66,19 @@ class Sessions:
 
     def keep(self, session_id: str, kept: tuple[Worker, Place]) -> None:
         """Where a client's session has its conversation now."""
-        self._kept[session_id] = kept
+        worker, place = kept
+        self._kept[session_id] = worker, place, place.epoch
         self._kept.move_to_end(session_id)
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
 
     def forget(self, session_id: str) -> tuple[Worker, Place] | None:
-        """Where a session that is to end has its conversation; None: nowhere."""
-        worker, place = self._kept.pop(session_id, (None, None))
-        if worker is None or place is None or place.history is None:
-            return None
+        """Where a session that is to end has its conversation; None: nowhere. The place is in use from now on."""
+        worker, place, epoch = self._kept.pop(session_id, (None, None, None))
+        if worker is None or place is None or place.used or epoch is None or place.epoch != epoch:
+            return None  # by now it holds somebody else's
         place.clear()
+        place.used = True
         return worker, place
 
     async def close_idle(self) -> None:
@@ -183,9 +187,10 @@ class SessionSocket:
             return
         if not self._messages:
             raise InvalidRequestError("messages: at least one message is needed", param="messages")
+        hashed = self._collected <= MAX_HASHED_CHARS
         whole, self._messages, self._collected = self._messages, [], 0
         fields = {name: value for name, value in frame.items() if name not in ("messages", "is_last_chunk")}
-        self.turn = Turn(self._proxy, self._send, fields, whole)
+        self.turn = Turn(self._proxy, self._send, fields, whole, hashed=hashed)
         self._task = asyncio.create_task(self._carry(self.turn))
 
     async def _carry(self, turn: Turn) -> None:
@@ -205,9 +210,11 @@ class SessionSocket:
             frame = error.frame
         except WeftError as error:
             frame = error_frame(error)
-        except (WebSocketDisconnect, RuntimeError) as error:  # the client has gone; whoever reads will see it
-            log.debug("session %s: %r", self.session_id, error)
+        except WebSocketDisconnect:  # whoever reads will see it
+            pass
         except Exception as error:
+            if self._ws.application_state is not WebSocketState.CONNECTED:  # a send after the client had gone
+                return
             log.exception("session %s: the turn broke", self.session_id)
             frame = error_frame(internal_error(error))
         finally:

@@ -17,7 +17,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from weft.core.errors import UnavailableError, WeftError
+from weft.core.errors import CancelledError, UnavailableError, WeftError
 from weft.gateway.history import Messages, history_hash, split_at_last_user
 from weft.gateway.pool import Lease, Pool, Ticket
 from weft.gateway.proxy import Proxy, WorkerFailed
@@ -51,8 +51,11 @@ class Turn:
     `kept`: where its conversation is held then, after a clean end.
     """
 
-    def __init__(self, proxy: Proxy, send: Send, prefill: Frame, messages: Messages) -> None:
-        """`messages`: the whole conversation; `prefill`: the other fields go on as they are."""
+    def __init__(self, proxy: Proxy, send: Send, prefill: Frame, messages: Messages, *, hashed: bool = True) -> None:
+        """`messages`: the whole conversation; `prefill`: the other fields go on as they are.
+
+        `hashed`: whether it is short enough to be hashed between two others' frames.
+        """
         self._proxy = proxy
         self._pool: Pool = proxy.pool
         self._send = send
@@ -60,11 +63,12 @@ class Turn:
         self._messages = messages
         self._history, self._new = split_at_last_user(messages)
         anew = bool(prefill.get("clear_kv_cache"))
-        self._wanted = Wanted(KIND, turn=True, history=None if anew else history_hash(self._history))
+        self._hashed = hashed
+        self._wanted = Wanted(KIND, turn=True, history=history_hash(self._history) if hashed and not anew else None)
         self._generate: Frame | None = None
         self._asked_ids = False
         self._may_generate = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._cancelled = False
         self._worker: ClientConnection | None = None
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
@@ -73,6 +77,7 @@ class Turn:
         self._chunks = 0
         self._prefilled = False
         self._moves = 0
+        self._final: Frame | None = None
         self.kept: tuple[Worker, Place] | None = None
 
     # ---- what the client does meanwhile -----------------------------------------------------------------------
@@ -95,15 +100,18 @@ class Turn:
 
     async def stop(self) -> bool:
         """The client has had enough; False if there was nothing to stop."""
-        if self._ticket is not None:
-            with contextlib.suppress(WeftError):
-                self._pool.cancel(self._ticket.id)
+        if self.generating:  # also while it moves to another worker, which is told then
+            self._stopping = True
+            if self._worker is not None:
+                with contextlib.suppress(WebSocketException):
+                    await self._worker.send('{"type":"stop"}')
             return True
-        self._stopping = self.generating
-        if self.generating and self._worker is not None:
-            with contextlib.suppress(WebSocketException):
-                await self._worker.send('{"type":"stop"}')
-        return self.generating
+        if self._ticket is None:
+            return False
+        self._cancelled = True  # the lease may be here already, and not taken yet
+        with contextlib.suppress(WeftError):
+            self._pool.cancel(self._ticket.id)
+        return True
 
     def close(self) -> None:
         """Gives back what it holds; idempotent. A turn that is not done leaves nothing behind on the worker."""
@@ -153,25 +161,30 @@ class Turn:
                 finally:
                     changed.cancel()
             lease: Lease = ticket.lease.result()
+        except BaseException:
+            self._pool.leave(ticket)  # with the lease, if it has come meanwhile
+            raise
         finally:
             self._ticket = None
-            if not ticket.lease.done() or ticket.lease.cancelled():
-                self._pool.leave(ticket)
         self._lease = lease
+        if self._cancelled:
+            raise CancelledError("the turn was stopped while it waited")
         if not first:
             route = {"worker": lease.worker.name, "reason": lease.reason}
-            await self._send({"type": "queue_done", "waited_s": round(lease.waited_s, 6), "route": route})
+            frame = {"type": "queue_done", "waited_s": round(lease.waited_s, 6), "route": route}
+            with lease.to_client():
+                await self._send(frame)
         return lease
 
     async def _tell_position(self, kind: str, ticket: Ticket) -> int:
         position = ticket.position
-        estimates = self._pool.estimates()
+        wait_s, length = self._pool.estimate(position)
         await self._send(
             {
                 "type": kind,
                 "position": position,
-                "queue_length": len(estimates),
-                "estimated_wait_s": round(estimates[position - 1], 3) if position <= len(estimates) else 0.0,
+                "queue_length": length,
+                "estimated_wait_s": round(wait_s, 3),
                 "ticket_id": ticket.id,
             }
         )
@@ -179,6 +192,8 @@ class Turn:
 
     async def _on_worker(self, lease: Lease) -> Frame:
         assert lease.place is not None
+        if not lease.open:  # the client took so long to take its last frame
+            raise TurnError(_expired())
         url = f"ws{lease.worker.url.removeprefix('http')}/ws/streaming/{lease.place.id}"
         headers = [(name.decode(), value.decode()) for name, value in self._proxy.authorization]
         try:
@@ -190,6 +205,7 @@ class Turn:
                     max_size=None,
                     compression=None,
                     open_timeout=_CONNECT_LIMIT_S,
+                    ping_interval=None,  # health checks do that; a slow client must not make a worker look dead
                     close_timeout=1.0,
                     proxy=None,
                 )
@@ -197,11 +213,9 @@ class Turn:
         except TimeoutError:  # before OSError, which it is a kind of
             if self._worker is None:
                 raise WorkerFailed("it did not take the connection in time", lost=True) from None
-            if self.generating:
+            if self.generating and not lease.client_stalled:
                 raise WorkerFailed("no sign of life within gateway.worker_lease_s", lost=True) from None
-            raise TurnError(
-                _error("lease_expired", "nothing has happened for gateway.worker_lease_s: the turn is over")
-            ) from None
+            raise TurnError(_expired()) from None
         except (WebSocketException, OSError) as error:
             raise WorkerFailed(f"{type(error).__name__}: {error}", lost=True) from None
         finally:
@@ -241,9 +255,11 @@ class Turn:
             fields = {"messages": self._messages, "clear_kv_cache": True, "epoch": None}
             answer = await self._ask_prefill(lease, fields)
         self._check(answer, "prefill_done")
+        self._final = None
         if not self._prefilled:
             self._prefilled = True
-            await self._send(answer)
+            with lease.to_client():
+                await self._send(answer)
         return int(answer["cached_tokens"])
 
     async def _ask_prefill(self, lease: Lease, fields: Frame) -> Frame:
@@ -256,9 +272,13 @@ class Turn:
             await asyncio.sleep(_BUSY_PAUSE_S)
         return answer
 
-    async def _relay(self, lease: Lease, frame: Frame) -> Frame | None:
+    async def _relay(self, lease: Lease, frame: Frame, *, last: bool = False) -> Frame | None:
         """One frame of the answer goes to the client, but the last one, which is returned."""
+        if frame["type"] == "chunk" and frame["is_final"]:
+            self._final = frame  # until done is here: another worker would send one, too
+            return None
         if frame["type"] == "chunk":
+            frame["is_final"] = last
             ids = frame.pop("token_ids", None) or []
             self._tokens += ids
             self._text.append(frame["text_delta"] or "")
@@ -266,14 +286,20 @@ class Turn:
             self._chunks += 1
             if self._asked_ids:
                 frame["token_ids"] = ids
-            await self._send(frame)
+            with lease.to_client():
+                await self._send(frame)
             return None
         if frame["type"] == "error" and frame["code"] == "speech_failed":
-            await self._send(frame)
+            with lease.to_client():
+                await self._send(frame)
             return None
         self._check(frame, "done")
+        if self._final is not None:
+            final, self._final = self._final, None
+            final["is_final"] = False
+            await self._relay(lease, final, last=True)
         answered = [*self._messages, {"role": "assistant", "content": "".join(self._text)}]
-        lease.keep(history_hash(answered), frame["epoch"], frame["token_stats"]["total"])
+        lease.keep(history_hash(answered) if self._hashed else None, frame["epoch"], frame["token_stats"]["total"])
         assert lease.place is not None
         self.kept = lease.worker, lease.place
         lease.release(ok=True)
@@ -312,5 +338,6 @@ def _reason(lease: Lease, cached_tokens: int) -> str:
     return "stale" if lease.reason == "hit" and (lease.epoch is None or not cached_tokens) else lease.reason
 
 
-def _error(code: str, message: str) -> Frame:
-    return {"type": "error", "code": code, "message": message}
+def _expired() -> Frame:
+    message = "nothing has happened for gateway.worker_lease_s: the turn is over"
+    return {"type": "error", "code": "lease_expired", "message": message}

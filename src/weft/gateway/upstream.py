@@ -73,7 +73,7 @@ class Upstream:
                 _, connection = await loop.create_connection(_Connection, self._host, self._port)
         except TimeoutError:
             raise UpstreamError(f"no connection within {CONNECT_LIMIT_S:g} s", refused=True) from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             raise UpstreamError(f"cannot connect: {error}", refused=True) from None
         return connection
 
