@@ -130,10 +130,8 @@ async def running(workers: list[ScriptedWorker], **fields: Any) -> AsyncIterator
             client.ws.transport.abort()
         await it.http.aclose()
         server.should_exit = server.force_exit = True
-        await serving
+        await asyncio.gather(serving, *(worker.stop() for worker in workers))
         await gateway.close()
-        for worker in workers:
-            await worker.stop()
 
 
 @pytest.fixture
