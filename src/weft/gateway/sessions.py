@@ -15,21 +15,18 @@ from typing import Any
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from weft.core.errors import BodyTooLargeError, InvalidRequestError, NotFoundError, QueueFullError, WeftError
+from weft.core.errors import BodyTooLargeError, InvalidRequestError, NotFoundError, WeftError
 from weft.gateway.history import Messages
 from weft.gateway.proxy import Proxy
 from weft.gateway.turn import Turn, TurnError
 from weft.gateway.workers import Place, Worker
 from weft.web.edge import Gate
 from weft.web.errors import internal_error, log
+from weft.web.frames import GOING_AWAY, POLICY_VIOLATION, SESSION_ID, Frame, error_frame, wrong, wrong_id
 
-Frame = dict[str, Any]
-
-MAX_ID_CHARS = 256
 MAX_KEPT = 65536  # sessions whose place is remembered
 MAX_HASHED_CHARS = 4 << 20
 """A longer conversation never hits: hashing it would hold up everybody else."""
-GOING_AWAY = 1001
 _PREFILL_FIELDS = frozenset({"messages", "clear_kv_cache", "is_last_chunk", "tts_ref_audio_base64"})
 
 
@@ -109,9 +106,9 @@ class SessionSocket:
     async def run(self) -> None:
         protocols = self._ws.scope.get("subprotocols", [])
         await self._ws.accept(subprotocol="weft" if "weft" in protocols else None)
-        if not 0 < len(self.session_id) <= MAX_ID_CHARS or not self.session_id.isascii():
-            await self._send(_error("invalid_request", f"session_id: 1 to {MAX_ID_CHARS} visible ASCII characters"))
-            await self.close(1008)
+        if not SESSION_ID.fullmatch(self.session_id):
+            await self._send(wrong_id())
+            await self.close(POLICY_VIOLATION)
             return
         try:
             while True:
@@ -149,7 +146,7 @@ class SessionSocket:
                     await self._send({"type": "prefill_done", **none})
             case "generate":
                 if self.turn is None or not self.turn.prefilled or self.turn.generating:
-                    raise _wrong("wrong_order", "generate: it follows prefill_done, once")
+                    raise wrong("wrong_order", "generate: it follows prefill_done, once")
                 self.turn.generate(frame)
             case "stop":
                 if self.turn is not None:
@@ -158,14 +155,14 @@ class SessionSocket:
                 return False
             case kind:
                 text = f"type: {str(kind)[:80]!r} is not known (allowed: prefill, generate, stop, close)"
-                raise _wrong("unknown_type", text)
+                raise wrong("unknown_type", text)
         return True
 
     def _prefill(self, frame: Frame, size: int) -> None:
         if self.turn is not None:
             if self.turn.generating:
-                raise _wrong("wrong_order", "prefill: this session's turn is still being answered")
-            raise _wrong("double_prefill", "prefill: the one before has not been followed by generate; it stands")
+                raise wrong("wrong_order", "prefill: this session's turn is still being answered")
+            raise wrong("double_prefill", "prefill: the one before has not been followed by generate; it stands")
         self._proxy.check_open()
         for name in frame.keys() - _PREFILL_FIELDS - {"type"}:
             raise InvalidRequestError(f"{name}: not a field of prefill", param=name, code="unknown_parameter")
@@ -234,34 +231,16 @@ class SessionSocket:
             await self._ws.send_text(msgspec.json.encode(frame).decode())
 
 
-def error_frame(error: WeftError) -> Frame:
-    """An error as a frame; a full line says when to come back."""
-    frame: Frame = {"type": "error", "code": error.code or "error", "message": error.message}
-    if error.param is not None:
-        frame["param"] = error.param
-    if isinstance(error, QueueFullError):
-        frame["retry_after_s"] = round(error.retry_after_s, 3)
-    return frame
-
-
-def _error(code: str, message: str) -> Frame:
-    return {"type": "error", "code": code, "message": message}
-
-
-def _wrong(code: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(message, code=code)
-
-
 def _frame_of(message: Any) -> Frame:
     text = message.get("text")
     if text is None:
-        raise _wrong("invalid_json", "a frame has to be JSON text, not bytes")
+        raise wrong("invalid_json", "a frame has to be JSON text, not bytes")
     try:
         frame = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise _wrong("invalid_json", f"the frame is not valid JSON: {error}") from None
+        raise wrong("invalid_json", f"the frame is not valid JSON: {error}") from None
     if not isinstance(frame, dict):
-        raise _wrong("invalid_json", "a frame has to be a JSON object")
+        raise wrong("invalid_json", "a frame has to be a JSON object")
     if not isinstance(frame.get("type"), str):
-        raise _wrong("unknown_type", "type: it is needed, as text (allowed: prefill, generate, stop, close)")
+        raise wrong("unknown_type", "type: it is needed, as text (allowed: prefill, generate, stop, close)")
     return frame

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
@@ -24,8 +23,8 @@ from weft.gateway.proxy import Proxy, WorkerFailed
 from weft.gateway.routing import Wanted
 from weft.gateway.workers import Place, Worker
 from weft.web.errors import log
+from weft.web.frames import Frame
 
-Frame = dict[str, Any]
 Send = Callable[[Frame], Awaitable[None]]
 
 UPDATE_S = 0.2

@@ -10,15 +10,14 @@ import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from weft.core.errors import WeftError
 from weft.core.plan import Float32s
 from weft.ipc.messages import End, TextDelta
 from weft.server.jobs import Job
 from weft.server.speech import Utterance
+from weft.web.frames import Frame
 
-Frame = dict[str, Any]
 Send = Callable[[Frame], Awaitable[None]]
 
 AUDIO_RATE = 24_000

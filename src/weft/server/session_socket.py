@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from weft.core.errors import InvalidRequestError, NotFoundError, QueueFullError, WeftError
+from weft.core.errors import InvalidRequestError, NotFoundError, WeftError
 from weft.server import schemas
 from weft.server.bodies import INLINE_BYTES, parse_body, read_body
 from weft.server.jobs import Server
@@ -26,13 +25,10 @@ from weft.server.turns import GENERATING, PREFILLED, Turn
 from weft.server.wire import to_json
 from weft.web.edge import Gate
 from weft.web.errors import internal_error, log
+from weft.web.frames import GOING_AWAY, POLICY_VIOLATION, SESSION_ID, Frame, error_frame, wrong, wrong_id
 from weft.web.gone import ClientGone
 
-Frame = dict[str, Any]
 Step = Callable[[], Awaitable[Frame]]
-
-GOING_AWAY, POLICY_VIOLATION = 1001, 1008
-_ID = re.compile(r"[!-~]{1,256}")
 
 
 class Sessions:
@@ -102,9 +98,8 @@ class SessionSocket:
         """Serves until either side closes the connection."""
         await self._ws.accept(subprotocol="weft" if "weft" in self._ws.scope.get("subprotocols", ()) else None)
         try:
-            if not _ID.fullmatch(self.session_id):
-                text = "session_id: 1 to 256 visible ASCII characters are needed"
-                await self._send(error_frame(InvalidRequestError(text, param="session_id")))
+            if not SESSION_ID.fullmatch(self.session_id):
+                await self._send(wrong_id())
                 await self.close(POLICY_VIOLATION)
             elif self._server.draining:
                 await self.close(GOING_AWAY)
@@ -144,7 +139,7 @@ class SessionSocket:
         """Does what a frame says. Raises WeftError for what is wrong with it."""
         text = message.get("text")
         if text is None:
-            raise _wrong("invalid_json", "the frame is not JSON text but bytes")
+            raise wrong("invalid_json", "the frame is not JSON text but bytes")
         data = text.encode()
         frame = await self._parse(data)
         if isinstance(frame, schemas.StopFrame):
@@ -173,9 +168,9 @@ class SessionSocket:
         if turn is None:
             turn = self._new_turn(frame)
         elif turn.state == GENERATING:
-            raise _wrong("wrong_order", "prefill: this session's turn is still being answered")
+            raise wrong("wrong_order", "prefill: this session's turn is still being answered")
         elif turn.complete:
-            raise _wrong("double_prefill", "prefill: the one before has not been followed by generate; it stands")
+            raise wrong("double_prefill", "prefill: the one before has not been followed by generate; it stands")
         try:
             count = turn.add(frame, size)
         except WeftError:
@@ -197,7 +192,7 @@ class SessionSocket:
     def _generate(self, frame: schemas.GenerateFrame) -> None:
         turn = self.turn
         if turn is None or turn.state != PREFILLED:
-            raise _wrong("wrong_order", "generate: it follows prefill_done, once")
+            raise wrong("wrong_order", "generate: it follows prefill_done, once")
         turn.generate(frame)
         self._do(turn, turn.answer)
 
@@ -224,7 +219,7 @@ class SessionSocket:
     async def _reply(self, turn: Turn, step: Step) -> Frame:
         """What a step has to tell. When it has ended the turn, the next one may come."""
         if turn.over:
-            return error_frame(_wrong("wrong_order", "the turn was ended by the error before"))
+            return error_frame(wrong("wrong_order", "the turn was ended by the error before"))
         try:
             frame = await step()
         except WeftError as error:
@@ -283,17 +278,3 @@ class SessionSocket:
                 await self._ws.send_text(text)
             except (RuntimeError, WebSocketDisconnect):
                 raise ClientGone from None
-
-
-def error_frame(error: WeftError) -> Frame:
-    """An error as a frame; a full queue says when to come back."""
-    frame: Frame = {"type": "error", "code": error.code or "invalid_request", "message": error.message}
-    if error.param is not None:
-        frame["param"] = error.param
-    if isinstance(error, QueueFullError):
-        frame["retry_after_s"] = round(error.retry_after_s, 3)
-    return frame
-
-
-def _wrong(code: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(message, code=code)

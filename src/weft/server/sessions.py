@@ -12,11 +12,11 @@ from starlette.datastructures import Headers
 
 from weft.config.settings import KvCacheSettings
 from weft.core.errors import InvalidRequestError
+from weft.web.frames import SESSION_ID
 
 ID_HEADER, TTL_HEADER = "X-Session-ID", "X-Session-TTL"
 MAX_TTL_S = 86400.0
 
-_ID = re.compile(r"[!-~]{1,256}")
 _TTL = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
 
 
@@ -36,7 +36,7 @@ def session_of(headers: Headers, kv_cache: KvCacheSettings, *, answers: int) -> 
         if ttl_s is not None:
             raise _refusal(TTL_HEADER, f"only allowed with {ID_HEADER}")
         return None
-    if not _ID.fullmatch(session_id):
+    if not SESSION_ID.fullmatch(session_id):
         raise _refusal(ID_HEADER, "1 to 256 visible ASCII characters are needed")
     if kv_cache.retain == "none":
         raise _refusal(ID_HEADER, "no KV outlives its request here: the setting kv_cache.retain is none")

@@ -21,10 +21,11 @@ from weft.server.conversations import Commit, Messages
 from weft.server.jobs import QUERY_LIMIT_S, Caller, Job, Options, Server
 from weft.server.media import without_samples
 from weft.server.params import sampling_params
-from weft.server.session_answer import Answer, Frame, Send
+from weft.server.session_answer import Answer, Send
 from weft.server.sessions import ID_HEADER, Session
 from weft.server.speech import Desk, Utterance
 from weft.server.values import MAX_MESSAGES, Prompt
+from weft.web.frames import Frame
 
 PREFILLING, PREFILLED, GENERATING = "prefilling", "prefilled", "generating"
 
