@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +20,11 @@ from weft.core.errors import ModelLoadError, SettingsError
 from weft.ipc.messages import StartFailed
 from weft.ipc.sockets import Endpoints, Outbox
 from weft.launch.logs import set_up_logging
+from weft.launch.parent import settings_line, when_it_ends
 
 
-def _end_with_parent(on_end: list[Callable[[], None]]) -> None:
-    """Blocks until the supervisor is gone or wants an end, then ends this process, whatever its other threads do."""
-    while os.read(0, 4096):
-        pass
+def _end(on_end: list[Callable[[], None]]) -> None:
+    """Ends this process, whatever its other threads do."""
     for close in on_end:
         with contextlib.suppress(Exception):
             close()
@@ -35,15 +33,12 @@ def _end_with_parent(on_end: list[Callable[[], None]]) -> None:
 
 def main() -> int:
     role, index, folder, num_text = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    line = bytearray()
-    while not line.endswith(b"\n"):  # byte by byte, so that no buffer swallows the end of the pipe
-        byte = os.read(0, 1)
-        if not byte:
-            return 1
-        line += byte
+    line = settings_line()
+    if line is None:
+        return 1
     on_end: list[Callable[[], None]] = []
-    threading.Thread(target=_end_with_parent, args=(on_end,), name="parent-watch", daemon=True).start()
-    settings = from_json(bytes(line))
+    when_it_ends(lambda: _end(on_end))
+    settings = from_json(line)
     name = role if role == "engine" else f"{role}{index}"
     set_up_logging(settings.log, name)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -9,31 +9,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
+import time
 
 from weft.config.describe import from_json
 from weft.core.errors import WeftError
+from weft.launch.parent import settings_line, when_it_ends
 from weft.launch.supervisor import serve
 
 
-def _end_with_parent() -> None:
-    while os.read(0, 4096):
-        pass
+def _end() -> None:
     for _ in range(2):  # the second one does not wait for open requests: nobody is there to hear their answers
         os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(0.2)
+        time.sleep(0.2)
 
 
 def main() -> int:
-    line = bytearray()
-    while not line.endswith(b"\n"):  # byte by byte, so that no buffer swallows the end of the pipe
-        byte = os.read(0, 1)
-        if not byte:
-            return 1
-        line += byte
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    line = settings_line()
+    if line is None:
+        return 1
+    when_it_ends(_end)
     try:
-        return serve(from_json(bytes(line)))
+        return serve(from_json(line))
     except WeftError as error:
         print(f"weft: error: {error}", file=sys.stderr, flush=True)
         return 2
