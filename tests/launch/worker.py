@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -19,11 +19,13 @@ START_LIMIT_S = 120.0  # a limit against hanging, not an expectation
 END_LIMIT_S = 60.0
 
 
-class Worker:
-    """A running server: `url`, `http` (a client), `pid`, and its children's pids by role."""
+class Process:
+    """A running `weft` command that serves: `url`, `http` (a client), `process`. `ready`: the line that it prints."""
 
-    def __init__(self, *arguments: str, backend: str = "fake") -> None:
-        command = [sys.executable, "-m", "weft.cli", "serve", "--port", "0", "--backend", backend, *arguments]
+    ready: str
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "weft.cli", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -31,13 +33,13 @@ class Worker:
         self.http = httpx.Client(timeout=END_LIMIT_S)
         self.url = ""
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         alarm = threading.Timer(START_LIMIT_S, self.process.kill)
         alarm.start()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         alarm.cancel()
-        found = re.match(r"weft ready on (http://\S+) \(model \S+, backend \S+, KV \d+ tokens\)$", line)
+        found = re.match(self.ready, line)
         assert found is not None, f"not ready: {line!r}\n{self.log}"
         self.url = found.group(1)
         self.http.base_url = self.url
@@ -52,12 +54,32 @@ class Worker:
         self.process.wait()
 
     @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
     def log(self) -> str:
         return "".join(self._log)
+
+    def wait(self) -> int:
+        """The exit code."""
+        code = self.process.wait(END_LIMIT_S)
+        self._reader.join(END_LIMIT_S)
+        return code
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._log.append(line)
+
+
+class Worker(Process):
+    """A running server: also `pid`, and its children's pids by role."""
+
+    ready = r"weft ready on (http://\S+) \(model \S+, backend \S+, KV \d+ tokens\)$"
+
+    def __init__(self, *arguments: str, backend: str = "fake") -> None:
+        super().__init__("serve", "--port", "0", "--backend", backend, *arguments)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def child(self, role: str) -> int:
         """Pid of the engine or text process."""
@@ -73,19 +95,8 @@ class Worker:
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
-    def wait(self) -> int:
-        """The exit code."""
-        code = self.process.wait(END_LIMIT_S)
-        self._reader.join(END_LIMIT_S)
-        return code
-
     def stats(self) -> dict[str, Any]:
         return self.http.get("/stats").raise_for_status().json()
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._log.append(line)
 
 
 def children_of(pid: int) -> list[int]:
