@@ -33,7 +33,7 @@ MAX_BODY_BYTES = 1 << 16
 
 
 class Admin:
-    """The endpoints. `draining` stands in /ready."""
+    """The endpoints."""
 
     def __init__(self, pool: Pool, health: Health, proxy: Proxy, sessions: Sessions) -> None:
         self._pool = pool

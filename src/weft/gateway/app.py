@@ -43,8 +43,8 @@ class Gateway:
             alpha=gateway.eta_ema_alpha,
         )
         keys = settings.http.api_keys
-        headers = [(b"authorization", b"Bearer " + keys[0].encode())] if keys else []
-        self.health = Health(self.pool, gateway.health_interval_s, headers)
+        authorization = [(b"authorization", b"Bearer " + keys[0].encode())] if keys else []
+        self.health = Health(self.pool, gateway.health_interval_s, authorization)
         self.proxy = Proxy(self.pool, self.health, settings)
         self.gate = Gate()
         self.sessions = Sessions(self.proxy, self.gate)

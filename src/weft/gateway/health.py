@@ -49,13 +49,13 @@ _decode = msgspec.json.Decoder(_Facts).decode
 
 
 class Health:
-    """Watches the workers of a pool. `upstreams` are the connections to them, by name."""
+    """Watches the workers of a pool: `upstreams` are the connections to them, by name; `authorization` their key."""
 
-    def __init__(self, pool: Pool, interval_s: float, headers: Headers) -> None:
+    def __init__(self, pool: Pool, interval_s: float, authorization: Headers) -> None:
         self.upstreams: dict[str, Upstream] = {}
         self._pool = pool
         self._interval_s = interval_s
-        self._headers = headers
+        self.authorization = authorization
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Event] = {}
         pool.check_now = self.check_now
@@ -112,7 +112,7 @@ class Health:
     async def _ask(self, upstream: Upstream) -> dict[str, Any]:
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                exchange = await upstream.send("GET", "/worker", self._headers, b"")
+                exchange = await upstream.send("GET", "/worker", self.authorization, b"")
                 try:
                     data = await exchange.read_all(MAX_ANSWER_BYTES)
                 finally:

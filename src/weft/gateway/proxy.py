@@ -29,6 +29,7 @@ from weft.gateway.upstream import Exchange, Headers, UpstreamError
 from weft.gateway.workers import Worker
 from weft.web.edge import REQUEST_ID
 from weft.web.errors import error_body, log
+from weft.web.frames import SESSION_ID
 from weft.web.gone import ClientGone, unless_gone
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -40,7 +41,6 @@ _HOP_BY_HOP = frozenset(
 )
 _NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-weft-gateway", b"x-request-id"}
 _NOT_PASSED_BACK = _HOP_BY_HOP | {b"x-request-id", b"date", b"server", b"x-weft-worker-request-id"}
-_SESSION_ID = re.compile(r"[!-~]{1,256}")  # others the worker refuses
 _EVENT_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -68,8 +68,7 @@ class Proxy:
         self.max_body_bytes = settings.http.max_body_bytes
         self.keep_alive_s = settings.http.sse_keep_alive_s
         self.queue_timeout_s = settings.http.queue_timeout_s
-        keys = settings.http.api_keys
-        self.authorization: Headers = [(b"authorization", b"Bearer " + keys[0].encode())] if keys else []
+        self.authorization = health.authorization
         self.draining = False
         self._open: dict[int, _Request] = {}
 
@@ -172,7 +171,9 @@ class _Request:
         session = StarletteHeaders(scope=scope).get("x-session-id")
         self._wanted = Wanted(
             self._kind,
-            session=session if session is not None and _SESSION_ID.fullmatch(session) else None,
+            session=session
+            if session is not None and SESSION_ID.fullmatch(session)
+            else None,  # the worker refuses others
             digests=self._asked.digests,
             length=self._asked.length,
             ids=self._asked.ids,
@@ -327,8 +328,8 @@ class _Request:
             while data := await _read_on(exchange, reader):
                 lease.touch()
                 if passed := reader.feed(data):
-                    self._begun = self._begun or reader.begun
-                    self._created = self._created or _created(passed)
+                    if reader.begun and not self._begun:
+                        self._begun, self._created = True, _created(passed)
                     with lease.to_client():
                         await self._out.data(passed)
                 if reader.failure is not None:
