@@ -9,13 +9,12 @@ through `heard` and `missed`. Used from one event loop only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from weft.core.errors import CancelledError, NotFoundError, QueueFullError, UnavailableError, WeftError
@@ -28,6 +27,26 @@ log = logging.getLogger("weft.gateway")
 MAX_SESSIONS = 65536  # whose worker is remembered
 MAX_ROUTES = 200  # that are shown
 ESTIMATES_S = 0.1
+
+
+class _ToClient:
+    """While the client of a lease takes what it is sent: if that never ends, it is not the worker's fault.
+
+    Entered for every piece of an answer, so it is a plain object, made once.
+    """
+
+    __slots__ = ("_lease", "waits")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.waits = False
+
+    def __enter__(self) -> None:
+        self.waits = True
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.waits = False
+        self._lease.touch()
 
 
 class Lease:
@@ -50,7 +69,7 @@ class Lease:
         self.on_expire: Callable[[], None] | None = None
         self.open = True
         self.client_stalled = False
-        self._waits_for_client = False
+        self.to_client = _ToClient(self)
         self._pool = pool
         self._unbegun = choice.uncached_tokens
 
@@ -58,19 +77,9 @@ class Lease:
         """A sign of life."""
         self.touched_s = self._pool.clock()
 
-    @contextlib.contextmanager
-    def to_client(self) -> Iterator[None]:
-        """While the client takes what it is sent: if that never ends, it is not the worker's fault."""
-        self._waits_for_client = True
-        try:
-            yield
-        finally:
-            self._waits_for_client = False
-            self.touch()
-
     def expire(self) -> None:
         """For the pool: it was silent for too long."""
-        self.client_stalled = self._waits_for_client
+        self.client_stalled = self.to_client.waits
         self.release(ok=False)
         if self.on_expire is not None:
             self.on_expire()

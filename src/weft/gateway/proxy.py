@@ -326,11 +326,13 @@ class _Request:
         await self._out.start(200, _passed_back(exchange.headers) + extra)
         try:
             while data := await _read_on(exchange, reader):
-                lease.touch()
-                if passed := reader.feed(data):
+                passed = reader.feed(data)
+                if not passed:
+                    lease.touch()
+                else:
                     if reader.begun and not self._begun:
                         self._begun, self._created = True, _created(passed)
-                    with lease.to_client():
+                    with lease.to_client:
                         await self._out.data(passed)
                 if reader.failure is not None:
                     raise WorkerFailed(reader.failure, lost=True)
@@ -367,7 +369,7 @@ async def _pass_back(exchange: Exchange, out: _Out, extra: Headers, lease: Lease
     data = await exchange.read()
     await out.start(exchange.status, headers)
     while data:
-        with contextlib.nullcontext() if lease is None else lease.to_client():
+        with contextlib.nullcontext() if lease is None else lease.to_client:
             await out.data(data)
         data = await exchange.read()
         if lease is not None:

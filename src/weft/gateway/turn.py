@@ -171,7 +171,7 @@ class Turn:
         if not first:
             route = {"worker": lease.worker.name, "reason": lease.reason}
             frame = {"type": "queue_done", "waited_s": round(lease.waited_s, 6), "route": route}
-            with lease.to_client():
+            with lease.to_client:
                 await self._send(frame)
         return lease
 
@@ -257,7 +257,7 @@ class Turn:
         self._final = None
         if not self._prefilled:
             self._prefilled = True
-            with lease.to_client():
+            with lease.to_client:
                 await self._send(answer)
         return int(answer["cached_tokens"])
 
@@ -285,11 +285,11 @@ class Turn:
             self._chunks += 1
             if self._asked_ids:
                 frame["token_ids"] = ids
-            with lease.to_client():
+            with lease.to_client:
                 await self._send(frame)
             return None
         if frame["type"] == "error" and frame["code"] == "speech_failed":
-            with lease.to_client():
+            with lease.to_client:
                 await self._send(frame)
             return None
         self._check(frame, "done")
